@@ -1,0 +1,33 @@
+# Every target sets up what it needs: a virtual environment in .venv, made once and again only when pins change.
+VENV := .venv
+PYTHON := $(VENV)/bin/python
+READY := $(VENV)/.ready
+PIP := $(PYTHON) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+.PHONY: setup test check demo bench clean
+
+setup: $(READY)
+
+$(READY): pyproject.toml constraints.txt
+	test -x $(PYTHON) || python3 -m venv $(VENV)
+	$(PIP) torch
+	$(PIP) --editable '.[dev]'
+	touch $@
+
+test: $(READY)
+	$(PYTHON) -m pytest --numprocesses 2
+
+check: $(READY)
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/mypy
+	$(PYTHON) -m pytest --numprocesses 2
+
+demo: $(READY)
+	$(PYTHON) examples/next_token.py
+
+bench: $(READY)
+	$(PYTHON) benchmarks/draws.py
+
+clean:
+	rm -rf $(VENV) dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

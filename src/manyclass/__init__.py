@@ -1,0 +1,15 @@
+"""Classifiers over very many classes, trained by maximum likelihood at the cost of scoring a few hundred a step."""
+
+from manyclass import objectives as objectives
+from manyclass import samplers as samplers
+from manyclass._check import check_values as check_values
+from manyclass.candidates import Block as Block
+from manyclass.candidates import Candidates as Candidates
+from manyclass.counts import ClassCounts as ClassCounts
+from manyclass.diagnostics import Diagnosis as Diagnosis
+from manyclass.diagnostics import diagnose as diagnose
+from manyclass.heads import ClassHead as ClassHead
+from manyclass.heads import HierarchicalHead as HierarchicalHead
+from manyclass.heads import ScorerHead as ScorerHead
+
+__version__ = "0.1.0"

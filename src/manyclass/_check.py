@@ -1,0 +1,134 @@
+"""Checks on what users pass in: one place for their wording and for the flag that switches the costly ones.
+
+Shapes, dtypes and devices are always checked. Checks that read values wait for a GPU, so by default they run on
+the CPU only and never while a graph is compiled; `check_values` changes that.
+"""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+_values: bool | None = None
+
+
+def check_values(enabled: bool | None) -> None:
+    """Say whether the values of arguments are checked: range of ids, NaN in losses.
+
+    Args:
+        enabled: True: on every device (a GPU is waited for); False: never; None: on the CPU only, the default.
+    """
+    global _values
+    _values = enabled
+
+
+def reads_values(tensor: Tensor) -> bool:
+    """Whether the values of `tensor` may be looked at now."""
+    if torch.compiler.is_compiling():
+        return False
+    return tensor.device.type == "cpu" if _values is None else _values
+
+
+def _first(mask: Tensor) -> tuple[int, ...]:
+    return tuple(int(i) for i in mask.nonzero()[0])
+
+
+def _where(position: tuple[int, ...]) -> str:
+    if not position:
+        return ""
+    return f" at position {position[0] if len(position) == 1 else position}"
+
+
+def at_first(values: Tensor, bad: Tensor) -> str:
+    """'got V at position P' for the first place where `bad` holds."""
+    position = _first(bad)
+    return f"got {values[position].item()}{_where(position)}"
+
+
+def tensor(name: str, value: object) -> Tensor:
+    if not isinstance(value, Tensor):
+        raise TypeError(f"`{name}` must be a Tensor, got {type(value).__name__}")
+    return value
+
+
+def whole(name: str, value: object, low: int, high: int | None = None) -> int:
+    """An int in [low, high]."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"`{name}` must be an int, got {value!r}")
+    if value < low or (high is not None and value > high):
+        bounds = f"at least {low}" if high is None else f"in [{low}, {high}]"
+        raise ValueError(f"`{name}` must be {bounds}, got {value}")
+    return value
+
+
+def number(name: str, value: float, *, low: float = -math.inf, strict: bool = False) -> float:
+    """A finite float, at least (or, if strict, above) `low`."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"`{name}` must be a number, got {value!r}")
+    if not math.isfinite(value) or value < low or (strict and value == low):
+        bound = "" if low == -math.inf else f" and {'above' if strict else 'at least'} {low:g}"
+        raise ValueError(f"`{name}` must be finite{bound}, got {value}")
+    return float(value)
+
+
+def choice(name: str, value: object, allowed: Sequence[str]) -> None:
+    if value not in allowed:
+        raise ValueError(f"`{name}` must be one of {', '.join(map(repr, allowed))}, got {value!r}")
+
+
+def shape(name: str, value: Tensor, expected: tuple[int, ...]) -> None:
+    if tuple(value.shape) != expected:
+        raise ValueError(f"`{name}` must have shape {list(expected)}, got {list(value.shape)}")
+
+
+def device(name: str, value: Tensor, expected: torch.device) -> None:
+    if value.device != expected:
+        raise ValueError(f"`{name}` must be on {expected}, got {value.device}")
+
+
+def ids(name: str, value: object, num_classes: int, *, pads: bool = False) -> Tensor:
+    """Class ids as int64, each in [0, num_classes); with `pads`, -1 as well."""
+    value = tensor(name, value)
+    if value.is_floating_point() or value.is_complex() or value.dtype == torch.bool:
+        raise TypeError(f"`{name}` must hold integers, got {value.dtype}")
+    value = value.long()
+    low = -1 if pads else 0
+    if reads_values(value):
+        bad = (value < low) | (value >= num_classes)
+        if bad.any():
+            or_pad = " (or be -1, a pad)" if pads else ""
+            raise ValueError(f"`{name}` must lie in [0, {num_classes}){or_pad}, {at_first(value, bad)}")
+    return value
+
+
+def masses(name: str, value: object, num_classes: int | None = None) -> Tensor:
+    """A vector of non-negative finite numbers, not all zero, as float64. For set-up: it reads values."""
+    value = tensor(name, value)
+    if value.is_complex() or value.dtype == torch.bool:
+        raise TypeError(f"`{name}` must hold numbers, got {value.dtype}")
+    if value.dim() != 1 or value.numel() == 0:
+        raise ValueError(f"`{name}` must be a vector with a number for each class, got shape {list(value.shape)}")
+    if num_classes is not None and len(value) != num_classes:
+        raise ValueError(f"`{name}` must have length {num_classes}, got {len(value)}")
+    value = value.detach().to(torch.float64)
+    # The extremes answer for all: NaN spreads into both, and no mask of C entries is made unless one is to be named.
+    low, high = value.min(), value.max()
+    if not (low >= 0 and torch.isfinite(high)):
+        bad = ~(torch.isfinite(value) & (value >= 0))
+        raise ValueError(f"`{name}` must be finite and not negative, {at_first(value, bad)}")
+    if high == 0:
+        raise ValueError(f"`{name}` must not all be 0, got {len(value)} zeros")
+    return value
+
+
+def finite_loss(loss: Tensor, **sources: Tensor | None) -> None:
+    """Raise where the loss is NaN, and name the first source that holds a NaN."""
+    if not reads_values(loss) or not (nan := loss.isnan()).any():
+        return
+    example = int(nan.nonzero()[0])
+    for name, source in sources.items():
+        if source is not None and (bad := source.isnan()).any():
+            position = _where(_first(bad))
+            raise ValueError(f"The loss of example {example} is NaN: `{name}` must hold no NaN, got one{position}")
+    raise ValueError(f"The loss of example {example} is NaN, though no argument holds one: infinite scores?")

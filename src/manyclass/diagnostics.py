@@ -1,0 +1,141 @@
+"""How far an approximation is from the exact gradient, on live data."""
+
+import math
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from manyclass import _check
+from manyclass.candidates import Candidates
+from manyclass.heads import _exact
+from manyclass.heads._batch import Batch, flatten
+from manyclass.heads._sampled import SampledHead, draw
+from manyclass.objectives import LogSumExp
+
+
+class DiagnosedHead(SampledHead, _exact.ChunkedHead, Protocol):
+    """A head that can also be asked for the truth."""
+
+    def scores(self, hidden: Tensor, ids: Tensor) -> Tensor: ...
+
+    def log_z(self, hidden: Tensor) -> Tensor: ...
+
+    def class_gradient(self, hidden: Tensor, ids: Tensor, gamma: Tensor) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What `diagnose` measured, over examples × draws unless said.
+
+    Args:
+        rmse_log_z: root-mean-square of log Z̃ - log Z; None where the objective has no Z̃.
+        bias_log_z: mean of log Z̃ - log Z; None where the objective has no Z̃.
+        gamma_rmse: root-mean-square length of γ̃ - γ over all classes, those not scored (γ̃ = 0) included.
+        sign_agreement: the share of components of the minibatch gradient, in the rows a draw touches, whose sign is
+            that of the exact one; mean over draws.
+        classes_scored: mean number of slots that count for an example, its target included.
+        rows_touched: mean number of distinct rows a step scores.
+    """
+
+    rmse_log_z: float | None
+    bias_log_z: float | None
+    gamma_rmse: float
+    sign_agreement: float
+    classes_scored: float
+    rows_touched: float
+
+    def __str__(self) -> str:
+        def shown(value: float | None) -> str:
+            return "none: the objective has no Z̃" if value is None else f"{value:.4g}"
+
+        return "\n".join(
+            (
+                f"error of log Z̃ (rms)       {shown(self.rmse_log_z)}",
+                f"bias of log Z̃             {shown(self.bias_log_z)}",
+                f"error of γ̃ (rms length)    {shown(self.gamma_rmse)}",
+                f"gradient signs right       {self.sign_agreement:.1%}",
+                f"classes scored an example  {self.classes_scored:.1f}",
+                f"rows touched a step        {self.rows_touched:.1f}",
+            )
+        )
+
+
+def diagnose(
+    head: DiagnosedHead,
+    hidden: Tensor,
+    target: Tensor,
+    *,
+    draws: int = 32,
+    generator: torch.Generator | None = None,
+) -> Diagnosis:
+    """Compare a head's approximation with the exact likelihood on a batch, or on a probe of a few examples.
+
+    The exact side costs one pass over all classes; each draw costs a step. Nothing is changed: no gradient is left,
+    no parameter moves.
+
+    Args:
+        head: any head with a sampler.
+        hidden: [..., D].
+        target: ids [...].
+        draws: how many draws of the sampler to average over.
+        generator: for the draws.
+
+    Example:
+        >>> from manyclass import ClassHead
+        >>> from manyclass.samplers import Importance
+        >>> head = ClassHead(8, 500, sampler=Importance(torch.ones(500), k=50))
+        >>> report = diagnose(head, torch.randn(16, 8), torch.arange(16))
+        >>> 0 < report.rmse_log_z < 1
+        True
+    """
+    _check.whole("draws", draws, 1)
+    batch = flatten(hidden.detach(), target, head.num_classes)
+    with torch.no_grad():
+        log_z = head.log_z(batch.hidden)
+        exact_target = (head.scores(batch.hidden, batch.target.unsqueeze(1)).squeeze(1) - log_z).exp()
+        # Σ_c γ(c)² over all classes, from Σ_c p(c)²: γ is -p, but 1 - p at the target.
+        squares = (_exact.log_z(head, batch.hidden, power=2.0) - 2 * log_z).exp() + 1 - 2 * exact_target
+    error, squared, signs, scored, touched = [], [], [], [], []
+    for _ in range(draws):
+        candidates = draw(head, batch, head.objective, generator)
+        loss, target_score, gamma_target, gamma_slots = _gamma(head, batch, candidates)
+        if isinstance(head.objective.form, LogSumExp):
+            error.append(loss + target_score - log_z)
+        present = ~candidates.empty()
+        scored.append(float(present.sum(1).double().mean()) + 1)
+        ids = candidates.ids()
+        classes = torch.cat([batch.target, ids[present]]).unique()
+        touched.append(len(classes))
+        own = torch.searchsorted(classes, batch.target).unsqueeze(1)
+        # An empty slot may hold a class that is not among these; its γ is 0, so it may be added to any.
+        place = torch.searchsorted(classes, ids).clamp_(max=len(classes) - 1)
+        approximate = torch.zeros(len(ids), len(classes), dtype=gamma_slots.dtype, device=ids.device)
+        approximate.scatter_add_(1, place, gamma_slots).scatter_add_(1, own, gamma_target.unsqueeze(1))
+        with torch.no_grad():
+            exact = -(head.scores(batch.hidden, classes) - log_z.unsqueeze(1)).exp()
+            exact.scatter_add_(1, own, torch.ones_like(own, dtype=exact.dtype))
+        squared.append((squares + ((approximate - exact) ** 2 - exact**2).sum(1)).clamp(min=0))
+        here, there = (head.class_gradient(batch.hidden, classes, gamma) for gamma in (approximate, exact))
+        signs.append(float((here.sign() == there.sign()).double().mean()))
+    errors = torch.stack(error).double() if error else None
+    return Diagnosis(
+        rmse_log_z=None if errors is None else float(errors.square().mean().sqrt()),
+        bias_log_z=None if errors is None else float(errors.mean()),
+        gamma_rmse=float(torch.stack(squared).double().mean().sqrt()),
+        sign_agreement=math.fsum(signs) / draws,
+        classes_scored=math.fsum(scored) / draws,
+        rows_touched=math.fsum(touched) / draws,
+    )
+
+
+def _gamma(head: DiagnosedHead, batch: Batch, candidates: Candidates) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Losses [B], target scores [B], and γ̃ = -∂loss/∂score of targets [B] and slots [B, ΣK]."""
+    with torch.no_grad():
+        target_score, scores = head.candidate_scores(batch.hidden, batch.target, candidates)
+    with torch.enable_grad():
+        leaves = target_score.requires_grad_(), scores.requires_grad_()
+        loss = head.objective(*leaves, candidates)
+        gradients = torch.autograd.grad(loss.sum(), leaves)
+    return loss.detach(), target_score.detach(), -gradients[0], -gradients[1]

@@ -1,0 +1,105 @@
+"""What every head does around its loss: flatten the batch, leave out what is ignored, weigh and reduce."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from manyclass import _check
+
+REDUCTIONS = ("mean", "sum", "none")
+
+
+@dataclass(frozen=True)
+class Batch:
+    """B examples in a row, whatever shape they came in.
+
+    Args:
+        hidden: [B, ...].
+        target: int64 [B]; where an example is ignored, the target of another one, so that no new row is touched.
+        valid: bool [B], False where ignored.
+        weight: [B] or None.
+        exclude: int64 [B, E] or None.
+        log_z: [B] or None.
+        shape: the shape the targets came in.
+    """
+
+    hidden: Tensor
+    target: Tensor
+    valid: Tensor
+    weight: Tensor | None
+    exclude: Tensor | None
+    log_z: Tensor | None
+    shape: torch.Size
+
+    def reduce(self, loss: Tensor, reduction: str) -> Tensor:
+        """Losses [B] to what `reduction` says. The mean is weighted; of no examples, or of no weight, it is 0."""
+        loss = torch.where(self.valid, loss, 0.0)
+        if self.weight is not None:
+            loss = loss * self.weight
+        if reduction == "none":
+            return loss.reshape(self.shape)
+        if reduction == "sum":
+            return loss.sum()
+        share = self.valid.to(loss.dtype) if self.weight is None else torch.where(self.valid, self.weight, 0.0)
+        return loss.sum() / share.sum().clamp(min=torch.finfo(loss.dtype).tiny)
+
+
+def wide(x: Tensor) -> Tensor:
+    """x in float32 or better: scores may be half precision, what is made of them must not be."""
+    return x if x.dtype == torch.float64 else x.float()
+
+
+def flatten(
+    hidden: Tensor,
+    target: Tensor,
+    num_classes: int,
+    *,
+    weight: Tensor | None = None,
+    exclude: Tensor | None = None,
+    log_z: Tensor | None = None,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+) -> Batch:
+    """Check a head's arguments against each other and put the examples in a row."""
+    _check.choice("reduction", reduction, REDUCTIONS)
+    _check.tensor("hidden", hidden)
+    _check.tensor("target", target)
+    if target.numel() == 0:
+        raise ValueError(f"`target` must hold at least one class, got shape {list(target.shape)}")
+    if hidden.shape[: target.dim()] != target.shape:
+        raise ValueError(
+            f"`target` must have the leading shape of `hidden`, {list(hidden.shape[:-1])}, got {list(target.shape)}"
+        )
+    _check.device("target", target, hidden.device)
+    valid = (target != ignore_index).reshape(-1)
+    if not target.is_floating_point():
+        flat = target.reshape(-1)
+        target = torch.where(valid, flat, flat.masked_fill(~valid, 0).amax()).reshape(target.shape)
+    shape = target.shape
+    target = _check.ids("target", target, num_classes).reshape(-1)
+    hidden = hidden.reshape(len(target), *hidden.shape[len(shape) :])
+    if weight is not None:
+        _same(weight, "weight", shape, hidden.device)
+        weight = weight.reshape(-1)
+        if _check.reads_values(weight) and (bad := ~((weight >= 0) & (weight < math.inf))).any():
+            raise ValueError(f"`weight` must be finite and not negative, {_check.at_first(weight, bad)}")
+    if exclude is not None:
+        exclude = _check.ids("exclude", exclude, num_classes, pads=True)
+        if exclude.shape[:-1] != shape:
+            raise ValueError(f"`exclude` must have shape {[*shape, 'E']}, got {list(exclude.shape)}")
+        _check.device("exclude", exclude, hidden.device)
+        exclude = exclude.reshape(len(target), exclude.shape[-1])
+    if log_z is not None:
+        _same(log_z, "log_z", shape, hidden.device)
+        log_z = log_z.reshape(-1)
+    return Batch(hidden, target, valid, weight, exclude, log_z, shape)
+
+
+def _same(value: Tensor, name: str, shape: torch.Size, device: torch.device) -> None:
+    _check.tensor(name, value)
+    if not value.is_floating_point():
+        raise TypeError(f"`{name}` must hold floating-point numbers, got {value.dtype}")
+    _check.shape(name, value, tuple(shape))
+    _check.device(name, value, device)

@@ -1,0 +1,60 @@
+"""The loss of a head with a sampler, the same for every kind of score."""
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from manyclass import _check
+from manyclass.candidates import Candidates
+from manyclass.heads._batch import Batch
+from manyclass.objectives import Likelihood, Objective
+from manyclass.samplers import Sampler
+
+
+class SampledHead(Protocol):
+    """A head whose loss is one choice of sampler and objective."""
+
+    @property
+    def num_classes(self) -> int: ...
+
+    @property
+    def sampler(self) -> Sampler: ...
+
+    @property
+    def objective(self) -> Objective: ...
+
+    def candidate_scores(self, hidden: Tensor, target: Tensor, candidates: Candidates) -> tuple[Tensor, Tensor]:
+        """Scores of the targets [B] and of the candidates [B, ΣK], -inf where excluded."""
+        ...
+
+
+def draw(head: SampledHead, batch: Batch, objective: Objective, generator: torch.Generator | None = None) -> Candidates:
+    """Candidates for a batch: the target is none of them, unless the objective keeps hits."""
+    exclude = batch.exclude
+    if not objective.keeps_hits:
+        own = batch.target.unsqueeze(1)
+        exclude = own if exclude is None else torch.cat([own, exclude], 1)
+    return head.sampler(batch.target, hidden=batch.hidden.detach(), exclude=exclude, generator=generator)
+
+
+def sampled_loss(head: SampledHead, batch: Batch, generator: torch.Generator | None) -> Tensor:
+    """Losses [B] of the head's objective over one draw of its sampler."""
+    objective = head.objective
+    if batch.log_z is not None and not objective.normalised:
+        raise ValueError(f"`log_z` must be None for {objective!r}, which has no z, got a tensor")
+    candidates = draw(head, batch, objective, generator)
+    target_score, scores = head.candidate_scores(batch.hidden, batch.target, candidates)
+    if batch.log_z is not None:
+        target_score, scores = target_score - batch.log_z, scores - batch.log_z.unsqueeze(1)
+    loss: Tensor = objective(target_score, scores, candidates)
+    _check.finite_loss(loss, hidden=batch.hidden, log_z=batch.log_z, target_score=target_score, scores=scores)
+    return loss
+
+
+@torch.no_grad()
+def approximate_log_likelihood(head: SampledHead, batch: Batch, generator: torch.Generator | None) -> Tensor:
+    """log p̃(target) [B] by the paper's estimate, whatever objective the head trains with."""
+    likelihood = Likelihood()
+    candidates = draw(head, batch, likelihood, generator)
+    return -likelihood(*head.candidate_scores(batch.hidden, batch.target, candidates), candidates)

@@ -1,0 +1,143 @@
+"""Hierarchical softmax: a binary tree of decisions instead of a normaliser."""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from manyclass import _check
+from manyclass.counts import ClassCounts
+from manyclass.heads._batch import flatten, wide
+from manyclass.heads._exact import TopK
+from manyclass.heads._huffman import canonical, code_lengths
+from manyclass.heads._rows import RowLookup
+
+
+class HierarchicalHead(nn.Module):
+    """p(class) is the product of σ(± (w_n · hidden + b_n)) over the inner nodes n on its path (Morin & Bengio 2005).
+
+    The tree has C - 1 inner nodes and probabilities that sum to 1; a class costs the length of its path. It is a
+    model of its own, not an approximation of the softmax.
+
+    Args:
+        dim: D, the length of `hidden`.
+        num_classes: C, at least 2.
+        counts: how often each class occurs: the tree is Huffman's, frequent classes near its root. None: balanced.
+        sparse: whether the gradients of weight and bias are row-sparse.
+        device, dtype: of the parameters.
+
+    Example:
+        >>> head = HierarchicalHead(4, 5, counts=torch.tensor([8, 4, 2, 1, 1]))
+        >>> hidden = torch.randn(3, 4)
+        >>> head.log_prob(hidden, torch.arange(5)).exp().sum(1)
+        tensor([1.0000, 1.0000, 1.0000], grad_fn=<SumBackward1>)
+    """
+
+    _length: Tensor
+    _rank: Tensor
+
+    def __init__(
+        self,
+        dim: int,
+        num_classes: int,
+        *,
+        counts: ClassCounts | Tensor | None = None,
+        sparse: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.dim = _check.whole("dim", dim, 1)
+        self.num_classes = _check.whole("num_classes", num_classes, 2)
+        if counts is not None and not isinstance(counts, ClassCounts):
+            counts = ClassCounts(counts)
+        if counts is not None and counts.num_classes != num_classes:
+            raise ValueError(f"`counts` must have length {num_classes}, got {counts.num_classes}")
+        weights = torch.ones(num_classes) if counts is None else counts.weights()
+        self.register_buffer("_length", code_lengths(weights).to(device))
+        self.register_buffer("_rank", torch.empty_like(self._length), persistent=False)
+        self._index()
+        self.register_load_state_dict_post_hook(lambda head, _: head._index())
+        bound = 1 / math.sqrt(dim)
+        nodes = torch.empty(num_classes - 1, dim, device=device, dtype=dtype).uniform_(-bound, bound)
+        self.weight = nn.Parameter(nodes)
+        self.bias = nn.Parameter(torch.zeros(num_classes - 1, device=device, dtype=dtype))
+        self._rows = RowLookup(self.weight, sparse=sparse)
+        self._biases = RowLookup(self.bias, sparse=sparse)
+
+    def _index(self) -> None:
+        """Derive from the lengths what a step needs."""
+        self._code = code = canonical(self._length.cpu())
+        self._rank = code.rank.to(self._length.device)
+
+    def forward(
+        self,
+        hidden: Tensor,
+        target: Tensor,
+        *,
+        weight: Tensor | None = None,
+        ignore_index: int = -100,
+        reduction: str = "mean",
+    ) -> Tensor:
+        """-log p(target), exactly; arguments as of `ClassHead`."""
+        batch = flatten(hidden, target, self.num_classes, weight=weight, ignore_index=ignore_index, reduction=reduction)
+        loss = -self.log_prob(batch.hidden, batch.target.unsqueeze(1)).squeeze(1)
+        _check.finite_loss(loss, hidden=batch.hidden, weight=self.weight, bias=self.bias)
+        return batch.reduce(loss, reduction)
+
+    def log_prob(self, hidden: Tensor, ids: Tensor) -> Tensor:
+        """Log-probabilities [..., K] of hidden [..., D] for ids [..., K], or for ids [K] that all share."""
+        self._check_hidden(hidden)
+        ids = _check.ids("ids", ids, self.num_classes)
+        nodes, right, on_path = self._paths(ids)
+        rows, bias = self._rows(self.weight, nodes), self._biases(self.bias, nodes)
+        scores = torch.einsum("...d,...kld->...kl", hidden, rows.expand(*hidden.shape[:-1], *rows.shape[-3:]))
+        # log σ(-s) to the left, log σ(s) to the right.
+        steps = F.logsigmoid(torch.where(right, 1.0, -1.0) * wide(scores + bias))
+        return torch.where(on_path, steps, 0.0).sum(-1)
+
+    def _paths(self, ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """For each class the inner nodes on its path, whether it goes right at them, and which are on it: [..., L].
+
+        The node at depth l is what the first l bits of the code say; the next bit says where to go.
+        """
+        code = self._code
+        length, rank = self._length[ids], self._rank[ids]
+        first, before, leaves, inner = (
+            torch.tensor(values, device=ids.device) for values in (code.first, code.before, code.leaves, code.inner)
+        )
+        bits = first[length] + rank - before[length]
+        depth = torch.arange(len(code.leaves) - 1, device=ids.device)
+        below = length.unsqueeze(-1) - depth
+        on_path = below > 0
+        prefix = bits.unsqueeze(-1) >> below.clamp(min=0)
+        nodes = (inner[:-1] + prefix - first[:-1] - leaves[:-1]).masked_fill(~on_path, 0)
+        right = (bits.unsqueeze(-1) >> (below - 1).clamp(min=0)) & 1 == 1
+        return nodes, right, on_path
+
+    @torch.no_grad()
+    def topk(self, hidden: Tensor, k: int) -> TopK:
+        """The k most probable classes of hidden [..., D], exactly, in one sweep down the tree."""
+        self._check_hidden(hidden)
+        _check.whole("k", k, 1, self.num_classes)
+        code = self._code
+        scores = wide(F.linear(hidden, self.weight, self.bias))
+        level = scores.new_zeros(*hidden.shape[:-1], 1)
+        by_rank = []
+        for depth, start in enumerate(code.inner[:-1]):
+            here = scores[..., start : code.inner[depth + 1]]
+            left, right = level + F.logsigmoid(-here), level + F.logsigmoid(here)
+            level = torch.stack([left, right], -1).flatten(-2)
+            by_rank.append(level[..., : code.leaves[depth + 1]])
+            level = level[..., code.leaves[depth + 1] :]
+        best, rank = torch.cat(by_rank, -1).topk(k, -1)
+        return TopK(best, self._rank.argsort()[rank])
+
+    def _check_hidden(self, hidden: Tensor) -> None:
+        _check.tensor("hidden", hidden)
+        if hidden.dim() == 0 or hidden.shape[-1] != self.dim:
+            raise ValueError(f"`hidden` must have shape [..., {self.dim}], got {list(hidden.shape)}")
+
+    def extra_repr(self) -> str:
+        return f"dim={self.dim}, num_classes={self.num_classes}, depth={len(self._code.leaves) - 1}"

@@ -1,0 +1,8 @@
+"""Which classes a step scores."""
+
+from manyclass.samplers._sampler import Sampler as Sampler
+from manyclass.samplers.bernoulli import Bernoulli as Bernoulli
+from manyclass.samplers.exhaustive import Exhaustive as Exhaustive
+from manyclass.samplers.explicit import WithExplicit as WithExplicit
+from manyclass.samplers.importance import Importance as Importance
+from manyclass.samplers.systematic import Systematic as Systematic

@@ -1,0 +1,93 @@
+"""What every sampler is, and what they share."""
+
+from typing import Protocol, Self, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from manyclass import _check
+from manyclass.candidates import Candidates
+
+
+class Sampler(Protocol):
+    """Says which classes to score for a batch of targets, and how many classes each of them stands for.
+
+    The promise: for any function g of classes, the expectation of Σ κ g(id) over the slots not excluded is the sum
+    of g over all classes not excluded. A sampler that cannot give it has `unbiased` False.
+    """
+
+    @property
+    def num_classes(self) -> int: ...
+
+    @property
+    def unbiased(self) -> bool: ...
+
+    @property
+    def renormalises(self) -> bool:
+        """Whether it draws from the complement of `exclude`, rather than leave hits to be emptied."""
+        ...
+
+    def __call__(
+        self,
+        target: Tensor,
+        *,
+        hidden: Tensor | None = None,
+        exclude: Tensor | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Candidates:
+        """Draw for targets [B]; `exclude` [B, E] (-1 pads) names classes that are no candidates for an example."""
+        ...
+
+    def to(self, device: torch.device) -> Self:
+        """Move its tables, as every Module does."""
+        ...
+
+    def refresh(self) -> None:
+        """Rebuild from the counts the sampler was given: the only work that grows with C after set-up."""
+        ...
+
+    def resize(self, num_classes: int) -> None:
+        """Follow a change of the number of classes."""
+        ...
+
+
+@runtime_checkable
+class TableSampler(Sampler, Protocol):
+    """A sampler drawn from a table, which can be told to leave classes to somebody else."""
+
+    @property
+    def k(self) -> int | None: ...
+
+    def without(self, ids: Tensor) -> "TableSampler":
+        """The same design over all classes but these, which somebody else sums."""
+        ...
+
+    def heaviest(self, n: int) -> Tensor:
+        """The n classes that the design draws most often, in ascending order."""
+        ...
+
+
+def check_call(
+    num_classes: int, target: Tensor, exclude: Tensor | None, device: torch.device | None
+) -> tuple[Tensor, Tensor]:
+    """Targets as int64 [B] and exclusions as int64 [B, E], checked."""
+    target = _check.ids("target", target, num_classes)
+    if target.dim() != 1 or len(target) == 0:
+        raise ValueError(f"`target` must be a vector of at least one class, got shape {list(target.shape)}")
+    if device is not None:
+        _check.device("target", target, device)
+    if exclude is None:
+        return target, target.new_empty(len(target), 0)
+    exclude = _check.ids("exclude", exclude, num_classes, pads=True)
+    if exclude.dim() != 2 or len(exclude) != len(target):
+        raise ValueError(f"`exclude` must have shape [{len(target)}, E], got {list(exclude.shape)}")
+    _check.device("exclude", exclude, target.device)
+    return target, exclude
+
+
+def num_groups(batch: int, group_size: int | None) -> int:
+    return 1 if group_size is None else -(-batch // group_size)
+
+
+def check_group_size(group_size: int | None) -> int | None:
+    return None if group_size is None else _check.whole("group_size", group_size, 1)

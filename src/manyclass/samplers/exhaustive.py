@@ -1,0 +1,50 @@
+"""Every class, each standing for itself: the exact normaliser."""
+
+import torch
+from torch import Tensor, nn
+
+from manyclass import _check
+from manyclass.candidates import Block, Candidates
+from manyclass.samplers._sampler import check_call
+
+
+class Exhaustive(nn.Module):
+    """Scores all C classes, κ = 1. `Likelihood` over it is the exact cross entropy.
+
+    Args:
+        num_classes: C.
+
+    Example:
+        >>> Exhaustive(4)(torch.tensor([2])).ids()
+        tensor([[0, 1, 2, 3]])
+    """
+
+    unbiased = True
+    renormalises = False
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        self.num_classes = _check.whole("num_classes", num_classes, 1)
+
+    def forward(
+        self,
+        target: Tensor,
+        *,
+        hidden: Tensor | None = None,
+        exclude: Tensor | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Candidates:
+        target, exclude = check_call(self.num_classes, target, exclude, None)
+        ids = torch.arange(self.num_classes, device=target.device).unsqueeze(0)
+        log_kappa = torch.zeros(ids.shape, dtype=torch.float64, device=target.device)
+        target_log_kappa = torch.zeros(target.shape, dtype=torch.float64, device=target.device)
+        return Candidates((Block(ids, log_kappa),), exclude, target_log_kappa, self.num_classes)
+
+    def refresh(self) -> None:
+        """Nothing to do: there are no tables."""
+
+    def resize(self, num_classes: int) -> None:
+        self.num_classes = _check.whole("num_classes", num_classes, 1)
+
+    def extra_repr(self) -> str:
+        return f"num_classes={self.num_classes}"

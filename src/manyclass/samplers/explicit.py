@@ -1,0 +1,147 @@
+"""Classes that are summed explicitly beyond the target, beside a sampler for the rest."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from manyclass import _check
+from manyclass.candidates import Block, Candidates, join
+from manyclass.samplers._sampler import Sampler, TableSampler, check_call
+
+
+class WithExplicit(nn.Module):
+    """An explicit set that every example sums with κ = 1, and a sampler for all other classes.
+
+    Args:
+        sampler: draws the rest; None: there is no rest, the set stands alone (Jean et al. 2015), and Z̃ is biased.
+        explicit: ids of a fixed set, or "batch": the classes of the minibatch's targets.
+        num_classes: C, needed where there is no sampler to tell it.
+
+    Raises:
+        ValueError: ids repeated or out of range, an empty set, or no way to know the number of classes.
+
+    Example:
+        >>> from manyclass.samplers import Importance
+        >>> sampler = WithExplicit(Importance(torch.ones(9), k=1), torch.tensor([0, 1]))
+        >>> candidates = sampler(torch.tensor([5]), generator=torch.Generator().manual_seed(0))
+        >>> candidates.log_kappa().exp()
+        tensor([[1., 1., 7.]], dtype=torch.float64)
+    """
+
+    renormalises = False
+    _explicit: Tensor | None
+
+    def __init__(self, sampler: Sampler | None, explicit: Tensor | str, *, num_classes: int | None = None) -> None:
+        super().__init__()
+        if sampler is None and num_classes is None:
+            raise ValueError("`num_classes` must be given where `sampler` is None, got None")
+        if sampler is not None and num_classes not in (None, sampler.num_classes):
+            raise ValueError(f"`num_classes` must be the sampler's {sampler.num_classes}, got {num_classes}")
+        self._num_classes = None if num_classes is None else _check.whole("num_classes", num_classes, 1)
+        self.sampler = sampler
+        self.register_buffer("_explicit", None)
+        # Where the sampler itself can leave the set out, no draw is wasted on it.
+        self._leaves_out = False
+        if isinstance(explicit, Tensor):
+            self._explicit = _distinct(explicit, self.num_classes)
+            if isinstance(sampler, TableSampler):
+                self.sampler = sampler.without(self._explicit)
+                self._leaves_out = True
+        else:
+            _check.choice("explicit", explicit, ("batch",))
+
+    @classmethod
+    def budget(cls, sampler: TableSampler, total: int) -> "WithExplicit":
+        """Score `total` classes: the sampler's k drawn, and the heaviest of its classes explicit for the remainder.
+
+        Args:
+            sampler: a sampler with a table; its k is the part that is drawn.
+            total: the budget T; T - k classes are explicit.
+        """
+        if sampler.k is None:
+            raise ValueError("`sampler` must have a `k` to split a budget, got one built from probabilities")
+        _check.whole("total", total, sampler.k + 1, sampler.num_classes)
+        return cls(sampler, sampler.heaviest(total - sampler.k))
+
+    @property
+    def num_classes(self) -> int:
+        if self.sampler is not None:
+            return self.sampler.num_classes
+        assert self._num_classes is not None
+        return self._num_classes
+
+    @property
+    def unbiased(self) -> bool:
+        return self.sampler is not None and self.sampler.unbiased
+
+    def forward(
+        self,
+        target: Tensor,
+        *,
+        hidden: Tensor | None = None,
+        exclude: Tensor | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Candidates:
+        device = None if self._explicit is None else self._explicit.device
+        target, exclude = check_call(self.num_classes, target, exclude, device)
+        explicit = target.sort().values if self._explicit is None else self._explicit
+        log_kappa = torch.zeros(explicit.shape, dtype=torch.float64, device=target.device)
+        if self._explicit is None:
+            log_kappa[1:].masked_fill_(explicit[1:] == explicit[:-1], -math.inf)
+        block = Block(explicit.unsqueeze(0), log_kappa.unsqueeze(0))
+        if self.sampler is None:
+            return Candidates((block,), exclude, None, self.num_classes)
+
+        left = exclude
+        if self.sampler.renormalises and not self._leaves_out:
+            left = torch.cat([exclude, explicit.expand(len(target), -1)], 1)
+        rest = self.sampler(target, hidden=hidden, exclude=left, generator=generator)
+        blocks = rest.blocks if self._leaves_out else tuple(_empty_within(block, explicit) for block in rest.blocks)
+        target_log_kappa = rest.target_log_kappa
+        if target_log_kappa is not None:
+            target_log_kappa = target_log_kappa.masked_fill(_within(target, explicit), 0.0)
+        return Candidates(join(block, *blocks), exclude, target_log_kappa, self.num_classes)
+
+    def refresh(self) -> None:
+        """Rebuild the inner sampler from its counts; the explicit set stays."""
+        if self.sampler is not None:
+            self.sampler.refresh()
+
+    def resize(self, num_classes: int) -> None:
+        """Follow a change of the number of classes; explicit classes that are retired leave the set."""
+        _check.whole("num_classes", num_classes, 1)
+        if self._explicit is not None:
+            kept = self._explicit[self._explicit < num_classes]
+            if len(kept) == 0:
+                raise ValueError(f"`num_classes` must leave one explicit class, got {num_classes}")
+            self._explicit = kept
+        if self.sampler is not None:
+            self.sampler.resize(num_classes)
+        self._num_classes = num_classes
+
+    def extra_repr(self) -> str:
+        return "explicit='batch'" if self._explicit is None else f"explicit={len(self._explicit)} classes"
+
+
+def _distinct(explicit: Tensor, num_classes: int) -> Tensor:
+    ids = _check.ids("explicit", explicit, num_classes)
+    if ids.dim() != 1 or len(ids) == 0:
+        raise ValueError(f"`explicit` must be a vector of at least one class, got shape {list(ids.shape)}")
+    ids, order = ids.sort()
+    repeated = ids[1:] == ids[:-1]
+    if repeated.any():
+        first = int(repeated.nonzero()[0])
+        raise ValueError(f"`explicit` must not repeat a class, got {ids[first]} at position {order[first + 1]} again")
+    return ids
+
+
+def _within(ids: Tensor, ascending: Tensor) -> Tensor:
+    """bool, of the shape of `ids`: which of them are in the ascending vector."""
+    place = torch.searchsorted(ascending, ids).clamp_(max=len(ascending) - 1)
+    return ascending.take(place) == ids
+
+
+def _empty_within(block: Block, ascending: Tensor) -> Block:
+    log_kappa = block.log_kappa.masked_fill(_within(block.ids, ascending), -math.inf)
+    return Block(block.ids, log_kappa, block.order)

@@ -1,0 +1,119 @@
+"""Importance sampling: k independent draws from q, with replacement."""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from manyclass import _check
+from manyclass.candidates import Block, Candidates
+from manyclass.counts import ClassCounts
+from manyclass.samplers._sampler import check_call, check_group_size, num_groups
+from manyclass.samplers._source import WeightSource
+from manyclass.samplers._table import MassTable
+
+
+class Importance(nn.Module):
+    """k draws with replacement from q ∝ weights^power, each standing for κ = 1/(k q) classes.
+
+    Draws that hit an excluded class count as empty, and the estimate is unbiased as it is. With `group_size=1` each
+    example draws from the complement of what it excludes, q renormalised over it, as the paper does: no draw is lost.
+
+    Args:
+        weights: C positive numbers or ClassCounts.
+        k: classes drawn.
+        power: exponent of the weights; 0 is uniform.
+        group_size: how many examples share a draw; None: the batch; 1: each its own.
+
+    Raises:
+        ValueError: weights negative, infinite or NaN; when drawing, 0 for a class that is not explicit.
+
+    Example:
+        >>> sampler = Importance(torch.tensor([1.0, 1.0, 2.0]), k=4)
+        >>> candidates = sampler(torch.tensor([0]), generator=torch.Generator().manual_seed(0))
+        >>> candidates.ids(), candidates.log_kappa().exp()
+        (tensor([[2, 1, 0, 0]]), tensor([[0.5000, 1.0000, 1.0000, 1.0000]], dtype=torch.float64))
+    """
+
+    unbiased = True
+
+    def __init__(
+        self, weights: Tensor | ClassCounts | WeightSource, k: int, *, power: float = 1.0, group_size: int | None = None
+    ) -> None:
+        super().__init__()
+        self.k = _check.whole("k", k, 1)
+        self.group_size = check_group_size(group_size)
+        self.source = weights if isinstance(weights, WeightSource) else WeightSource(weights, power=power)
+        self.table = MassTable(self.source.read())
+
+    @property
+    def renormalises(self) -> bool:
+        return self.group_size == 1
+
+    @property
+    def num_classes(self) -> int:
+        return self.table.num_classes
+
+    def forward(
+        self,
+        target: Tensor,
+        *,
+        hidden: Tensor | None = None,
+        exclude: Tensor | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Candidates:
+        self.source.check_every_class_drawn()
+        target, exclude = check_call(self.num_classes, target, exclude, self.table.device)
+        groups = num_groups(len(target), self.group_size)
+        uniform = torch.rand(groups, self.k, dtype=torch.float64, device=target.device, generator=generator)
+        if self.renormalises and exclude.shape[1]:
+            position, free = self._complement(uniform, exclude)
+        else:
+            position = uniform * self.table.total
+            free = uniform.new_full((1,), self.table.total)
+        ids = self.table.locate(position)
+        log_share = free.log() - math.log(self.k)
+        log_kappa = log_share.unsqueeze(1) - self.table.mass(ids).log()
+        # A class left to somebody else has mass 0: it is expected 0 times and stands for infinitely many.
+        target_log_kappa = log_share - self.table.mass(target).log()
+        return Candidates((Block(ids, log_kappa),), exclude, target_log_kappa, self.num_classes)
+
+    def _complement(self, uniform: Tensor, exclude: Tensor) -> tuple[Tensor, Tensor]:
+        """Positions [B, k] on what is left of the line when the excluded classes are cut out, and its length [B].
+
+        In the order of ids the excluded intervals leave gaps before, between and behind them; repeated ids leave
+        gaps of negative length, which count as none.
+        """
+        ids = exclude.sort(1).values
+        pad = ids < 0
+        ids = ids.clamp(min=0)
+        start = self.table.start(ids).masked_fill(pad, 0.0)
+        end = self.table.end(ids).masked_fill(pad, 0.0)
+        origin = F.pad(end, (1, 0))
+        gaps = (F.pad(start, (0, 1), value=self.table.total) - origin).clamp_(min=0)
+        ends = gaps.cumsum(1)
+        free = ends[:, -1]
+        x = uniform * free.unsqueeze(1)
+        gap = torch.searchsorted(ends, x, right=True).clamp_(max=gaps.shape[1] - 1)
+        return origin.gather(1, gap) + (x - (ends - gaps).gather(1, gap)), free
+
+    def without(self, ids: Tensor) -> "Importance":
+        """The same design over all classes but these, which somebody else sums."""
+        return Importance(self.source.without(ids), self.k, group_size=self.group_size)
+
+    def heaviest(self, n: int) -> Tensor:
+        """The n classes that are drawn most often, in ascending order."""
+        return self.source.heaviest(n)
+
+    def refresh(self) -> None:
+        """Rebuild the table from the counts."""
+        self.table.fill(self.source.read().to(self.table.device))
+
+    def resize(self, num_classes: int) -> None:
+        """Follow the counts to another number of classes."""
+        self.source.resize(num_classes)
+        self.refresh()
+
+    def extra_repr(self) -> str:
+        return f"k={self.k}, group_size={self.group_size}"

@@ -1,0 +1,134 @@
+"""Systematic sampling: a fixed number of distinct classes, inclusion probabilities proportional to size."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from manyclass import _check
+from manyclass.candidates import Block, Candidates, join
+from manyclass.counts import ClassCounts
+from manyclass.samplers._sampler import check_call, check_group_size, num_groups
+from manyclass.samplers._source import WeightSource
+from manyclass.samplers._table import MassTable
+
+
+class Systematic(nn.Module):
+    """k distinct classes; class c is among them with probability π = min(1, a·weight), a solved for Σ π = k.
+
+    The classes lie on a line, each as long as its π, and a comb of unit spacing falls on it at one random offset:
+    one uniform number and k searches. κ = 1/π. Classes of π = 1 are always there and are explicit by themselves.
+
+    Args:
+        weights: C positive numbers or ClassCounts.
+        k: classes drawn, at most C.
+        power: exponent of the weights; 0 is uniform.
+        group_size: how many examples share a draw; None: the batch; 1: each its own.
+
+    Raises:
+        ValueError: k above C; weights negative, infinite or NaN; when drawing, 0 for a class that is not explicit.
+
+    Example:
+        >>> sampler = Systematic(torch.tensor([9.0, 1.0, 1.0, 1.0]), k=2)
+        >>> candidates = sampler(torch.tensor([3]), generator=torch.Generator().manual_seed(0))
+        >>> candidates.ids(), candidates.log_kappa().exp()
+        (tensor([[0, 3]]), tensor([[1., 3.]], dtype=torch.float64))
+    """
+
+    unbiased = True
+    renormalises = False
+    _certain: Tensor
+
+    def __init__(
+        self, weights: Tensor | ClassCounts | WeightSource, k: int, *, power: float = 1.0, group_size: int | None = None
+    ) -> None:
+        super().__init__()
+        self.source = weights if isinstance(weights, WeightSource) else WeightSource(weights, power=power)
+        self.k = _check.whole("k", k, 1, self.source.num_classes)
+        self.group_size = check_group_size(group_size)
+        mass, certain = _split(self.source.read(), self.k)
+        # Padded to k, so that its shape does not change with the counts and any state can be loaded.
+        self.register_buffer("_certain", certain)
+        self.table = MassTable(mass)
+        self._index()
+        self.register_load_state_dict_post_hook(lambda sampler, _: sampler._index())
+
+    def _index(self) -> None:
+        self._num_certain = int((self._certain >= 0).sum())
+
+    @property
+    def num_classes(self) -> int:
+        return self.table.num_classes
+
+    def forward(
+        self,
+        target: Tensor,
+        *,
+        hidden: Tensor | None = None,
+        exclude: Tensor | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Candidates:
+        self.source.check_every_class_drawn()
+        target, exclude = check_call(self.num_classes, target, exclude, self.table.device)
+        teeth = self.k - self._num_certain
+        blocks = []
+        if self._num_certain:
+            ids = self._certain[: self._num_certain].unsqueeze(0)
+            blocks.append(Block(ids, torch.zeros(ids.shape, dtype=torch.float64, device=ids.device)))
+        spacing = self.table.total / max(teeth, 1)
+        if teeth and spacing:
+            groups = num_groups(len(target), self.group_size)
+            offset = torch.rand(groups, 1, dtype=torch.float64, device=target.device, generator=generator)
+            comb = torch.arange(teeth, dtype=torch.float64, device=target.device)
+            ids = self.table.locate((offset + comb) * spacing)
+            blocks.append(Block(ids, self._log_kappa(ids, spacing)))
+        return Candidates(join(*blocks), exclude, self._log_kappa(target, spacing), self.num_classes)
+
+    def _log_kappa(self, ids: Tensor, spacing: float) -> Tensor:
+        mass = self.table.mass(ids)
+        return torch.where(mass > 0, math.log(spacing or 1.0) - mass.log(), 0.0)
+
+    def without(self, ids: Tensor) -> "Systematic":
+        """The same design over all classes but these, which somebody else sums."""
+        return Systematic(self.source.without(ids), self.k, group_size=self.group_size)
+
+    def heaviest(self, n: int) -> Tensor:
+        """The n classes that are drawn most often, in ascending order."""
+        return self.source.heaviest(n)
+
+    def refresh(self) -> None:
+        """Rebuild the table from the counts."""
+        mass, self._certain = _split(self.source.read().to(self.table.device), self.k)
+        self.table.fill(mass)
+        self._index()
+
+    def resize(self, num_classes: int) -> None:
+        """Follow the counts to another number of classes."""
+        _check.whole("num_classes", num_classes, self.k)
+        self.source.resize(num_classes)
+        self.refresh()
+
+    def extra_repr(self) -> str:
+        return f"k={self.k}, group_size={self.group_size}"
+
+
+def _split(weight: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Masses of the classes of π < 1 (0 for the others), and the ids of the others, padded with -1 to k.
+
+    With the n heaviest classes certain, a = (k - n) / (weight of the rest); one more is certain while its own
+    a·weight reaches 1. At most k classes can be, so only the k heaviest are looked at.
+    """
+    drawn = int((weight > 0).sum())
+    certain = torch.full((k,), -1, dtype=torch.int64, device=weight.device)
+    if drawn <= k:
+        certain[:drawn] = (weight > 0).nonzero().squeeze(1)
+        return torch.zeros_like(weight), certain
+    heaviest, ids = weight.topk(k)
+    n_th = torch.arange(k, 0, -1, dtype=torch.float64, device=weight.device)
+    mass = weight.index_fill(0, ids, 0.0)
+    rest = mass.sum() + heaviest.flip(0).cumsum(0).flip(0)
+    # Ties may round to either side of 1; a class of π within 1e-12 of it is as well certain.
+    reaches = heaviest * n_th >= rest * (1 - 1e-12)
+    n = int(reaches.long().cumprod(0).sum())
+    certain[:n] = ids[:n].sort().values
+    return mass.index_copy_(0, ids[n:], heaviest[n:]), certain
