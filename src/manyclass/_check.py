@@ -95,8 +95,9 @@ def ids(name: str, value: object, num_classes: int, *, pads: bool = False) -> Te
     value = value.long()
     low = -1 if pads else 0
     if reads_values(value):
-        bad = (value < low) | (value >= num_classes)
-        if bad.any():
+        least, most = (int(end) for end in value.aminmax()) if value.numel() else (0, 0)
+        if least < low or most >= num_classes:
+            bad = (value < low) | (value >= num_classes)
             or_pad = " (or be -1, a pad)" if pads else ""
             raise ValueError(f"`{name}` must lie in [0, {num_classes}){or_pad}, {at_first(value, bad)}")
     return value

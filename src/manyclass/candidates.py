@@ -4,6 +4,7 @@ A sampler makes Candidates, a head scores them, an objective turns scores and we
 passes between the three, so they need not know each other.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -67,6 +68,17 @@ def join(*blocks: Block) -> tuple[Block, ...]:
     return tuple(joined)
 
 
+def put_in_front(explicit: Tensor, block: Block) -> tuple[Block, ...]:
+    """Explicit classes [n], κ = 1, beside a block: in it where the whole batch shares it, else as one of their own."""
+    if len(explicit) == 0:
+        return (block,)
+    ids = explicit.unsqueeze(0)
+    if len(block.ids) == 1:
+        # log κ = 0 is what padding fills in.
+        return (Block(torch.cat([ids, block.ids], 1), F.pad(block.log_kappa, (len(explicit), 0))),)
+    return Block(ids, block.log_kappa.new_zeros(ids.shape)), block
+
+
 @dataclass(frozen=True)
 class Candidates:
     """What a sampler answers for a batch of B targets.
@@ -75,14 +87,15 @@ class Candidates:
         blocks: the classes to score; ΣK slots for each example.
         excluded: int64 [B, E], -1 pads: classes that are no candidates for that example. A slot that holds one
             counts as empty for it; scoring sees to that.
-        target_log_kappa: float64 [B], minus the log of how often the target was expected to be drawn before
-            exclusion, scaled as the slots' own; None where the sampler cannot say.
+        target_log_kappa: gives float64 [B], minus the log of how often the target was expected to be drawn before
+            exclusion, scaled as the slots' own. A function, since few objectives ask for it and it is a good part of
+            the cost of a draw. None where the sampler cannot say.
         num_classes: C.
     """
 
     blocks: tuple[Block, ...]
     excluded: Tensor
-    target_log_kappa: Tensor | None
+    target_log_kappa: Callable[[], Tensor] | None
     num_classes: int
 
     @property

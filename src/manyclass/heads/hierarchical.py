@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from manyclass import _check
+from manyclass._derived import follow_loaded_state
 from manyclass.counts import ClassCounts
 from manyclass.heads._batch import flatten, wide
 from manyclass.heads._exact import TopK
@@ -57,8 +58,8 @@ class HierarchicalHead(nn.Module):
         weights = torch.ones(num_classes) if counts is None else counts.weights()
         self.register_buffer("_length", code_lengths(weights).to(device))
         self.register_buffer("_rank", torch.empty_like(self._length), persistent=False)
-        self._index()
-        self.register_load_state_dict_post_hook(lambda head, _: head._index())
+        self.derive()
+        follow_loaded_state(self)
         bound = 1 / math.sqrt(dim)
         nodes = torch.empty(num_classes - 1, dim, device=device, dtype=dtype).uniform_(-bound, bound)
         self.weight = nn.Parameter(nodes)
@@ -66,7 +67,7 @@ class HierarchicalHead(nn.Module):
         self._rows = RowLookup(self.weight, sparse=sparse)
         self._biases = RowLookup(self.bias, sparse=sparse)
 
-    def _index(self) -> None:
+    def derive(self) -> None:
         """Derive from the lengths what a step needs."""
         self._code = code = canonical(self._length.cpu())
         self._rank = code.rank.to(self._length.device)

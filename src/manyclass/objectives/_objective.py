@@ -94,7 +94,7 @@ def target_log_kappa(candidates: Candidates, dtype: torch.dtype) -> Tensor:
             "`sampler` must know how often a target is drawn for an objective that weighs the target by κ, got one "
             "that does not: give WithExplicit a sampler for the rest"
         )
-    return candidates.target_log_kappa.to(dtype)
+    return candidates.target_log_kappa().to(dtype)
 
 
 def log_sum_exp(form: LogSumExp, target_score: Tensor, scores: Tensor, candidates: Candidates) -> Tensor:

@@ -1,24 +1,31 @@
 """Masses of C classes as a cumulative sum, searched in a few local steps."""
 
-import math
 from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
 
+from manyclass._derived import follow_loaded_state
+
 _CHUNK = 1 << 24
+_STRETCH = 16
+_MARGIN = 1e-4
 
 
 class MassTable(nn.Module):
     """Class c owns the interval [start(c), end(c)) of the line [0, total); its mass is the interval's length.
 
     Masses are read back as differences of the stored sum, so a class is drawn with exactly the probability that
-    its weight is later divided by, whatever rounding did to the sum. A guide table holds, for each of C equal
-    stretches of the line, a class at or before its first one: the binary search that follows is a few steps long
-    and stays local, where one over the whole sum would miss the cache at each of its 27 steps for 10⁸ classes.
+    its weight is later divided by, whatever rounding did to the sum. Classes of mass 0 are not in the sum; the
+    others are known in it by their rank.
+
+    A guide leads to the class at a position. The line is cut into stretches of equal length, and each stretch into
+    about as many cells of equal length as classes begin in it; for each cell the guide holds the last class that
+    begins before it. What is left is a search over the few classes that begin in one cell, where a binary search
+    over the whole sum would miss the cache at most of its 27 steps for 10⁸ classes.
 
     Args:
-        mass: float64 [C], finite and not negative. A class of mass 0 is never located.
+        mass: float64 [C], finite and not negative.
         name: what the caller's user knows the masses as, for the error.
 
     Raises:
@@ -26,14 +33,23 @@ class MassTable(nn.Module):
     """
 
     _cumulative_bits: Tensor
+    _zero: Tensor
+    _ids: Tensor
+    _intercept_bits: Tensor
+    _slope_bits: Tensor
     _guide: Tensor
+    _steps: tuple[int, ...]
 
     def __init__(self, mass: Tensor, *, name: str = "weights") -> None:
         super().__init__()
-        self.register_buffer("_cumulative_bits", torch.empty(0, dtype=torch.int64))
-        self.register_buffer("_guide", torch.empty(0, dtype=torch.int32), persistent=False)
+        nothing = torch.empty(0, dtype=torch.int64)
+        # As int64 the bits of floats are safe from `.half()` and `.to(dtype)`, which convert every floating buffer.
+        self.register_buffer("_cumulative_bits", nothing)
+        self.register_buffer("_zero", nothing)
+        for derived in ("_ids", "_intercept_bits", "_slope_bits", "_guide"):
+            self.register_buffer(derived, nothing, persistent=False)
         self.fill(mass, name=name)
-        self.register_load_state_dict_post_hook(lambda table, _: table._index())
+        follow_loaded_state(self)
 
     def fill(self, mass: Tensor, *, name: str = "weights") -> None:
         """Build the table anew."""
@@ -42,73 +58,126 @@ class MassTable(nn.Module):
         if mass.device.type != "cpu":
             # A parallel sum may round a later entry below an earlier one.
             cumulative = cumulative.cummax(0).values
-        for start in range(0, len(mass), _CHUNK):
-            part, ends = mass[start : start + _CHUNK], cumulative[start : start + _CHUNK + 1]
-            lost = (part > 0) & (ends[1:] == ends[:-1])
+        zeros, kept = [], 0
+        for start, part in _parts(mass):
+            positive = part > 0
+            ends = cumulative[start : start + len(part) + 1].clone()
+            lost = positive & (ends[1:] == ends[:-1])
             if lost.any():
                 c = start + int(lost.nonzero()[0])
                 raise ValueError(
                     f"`{name}` must not span more than 15 orders of magnitude, got {mass[c].item():g} at position {c}, "
                     f"which is lost beside a total of {cumulative[-1].item():g}"
                 )
-        # As int64 the bits are safe from `.half()` and `.to(dtype)`, which convert every floating buffer of a model.
-        self._cumulative_bits = cumulative.view(torch.int64)
-        self._index()
+            zeros.append((~positive).nonzero().squeeze(1) + start)
+            ends = ends[1:][positive]
+            # What is kept never overtakes what is read, so the sum can close its gaps in place.
+            cumulative[kept + 1 : kept + 1 + len(ends)] = ends
+            kept += len(ends)
+        self._cumulative_bits = cumulative[: kept + 1].view(torch.int64)
+        self._zero = torch.cat(zeros)
+        self.derive()
 
-    def _index(self) -> None:
-        """Derive the guide and the constants of the search. The only place that waits for the device."""
+    def derive(self) -> None:
+        """Build the guide and the constants of the search. The only place that waits for the device."""
         cumulative = self._cumulative
-        self.num_classes = n = len(cumulative) - 1
+        n = len(cumulative) - 1
+        self.num_classes = n + len(self._zero)
         self.total = float(cumulative[-1])
-        if self.total == 0:
-            self._scale, self._last, self._steps = 0.0, 0.0, 0
+        stretches = -(-n // _STRETCH)
+        self._scale = stretches / self.total if n else 0.0
+        self._steps = ()
+        if n == 0:
             return
-        self._scale = n / self.total
-        self._last = math.nextafter(self.total, 0.0)
-        # Stretches are told by the same rounded product as in `locate`, so that no position falls between two.
-        stretch = (cumulative[:-1] * self._scale).floor_()
-        guide = torch.empty(n + 2, dtype=torch.int32 if n < 2**31 else torch.int64, device=cumulative.device)
-        for start in range(0, n + 2, _CHUNK):
-            part = guide[start : start + _CHUNK]
-            firsts = torch.arange(start, start + len(part), dtype=torch.float64, device=cumulative.device)
-            part.copy_(torch.searchsorted(stretch, firsts).sub_(1).clamp_(min=0))
-        self._guide = guide
-        widest = max(int((part[1:] - part[:-1]).max()) for part in _overlapping(guide))
-        self._steps = widest.bit_length()
+        # One more, empty, for positions that rounding takes to the end of the line.
+        begin = torch.arange(stretches + 2, dtype=torch.float64, device=cumulative.device).div_(self._scale)
+        # A cell more than there are classes, so that no stretch has none.
+        cells = torch.searchsorted(cumulative[:-1], begin).diff().double().add_(1.0)
+        # cell = floor(intercept + slope · position). A margin keeps both ends of a stretch inside its own cells
+        # whatever the product rounds to, so that later positions never have earlier cells.
+        slope = (cells - 2 * _MARGIN).mul_(self._scale)
+        offset = cells.cumsum(0).sub_(cells).add_(_MARGIN)
+        self._intercept_bits = torch.addcmul(offset, begin[:-1], slope, value=-1).view(torch.int64)
+        self._slope_bits = slope.view(torch.int64)
+        num_cells = int(cells.sum())
+        del begin, cells, slope, offset
+        cell = torch.empty(n, dtype=torch.int32 if num_cells < 2**31 else torch.int64, device=cumulative.device)
+        for start, part in _parts(cell):
+            part.copy_(self._cell(cumulative[start : start + len(part)]))
+        guide = torch.empty(num_cells + 1, dtype=cell.dtype, device=cell.device)
+        for start, part in _parts(guide):
+            here = torch.arange(start, start + len(part), dtype=cell.dtype, device=cell.device)
+            part.copy_(torch.searchsorted(cell, here).sub_(1).clamp_(min=0))
+        del cell
+        widest = max(int(guide[start : start + _CHUNK + 1].diff().max()) for start in range(0, num_cells, _CHUNK))
+        # Starting earlier near the end keeps the steps, which sum to the widest cell, inside the table.
+        self._guide = guide.clamp_(max=n - 1 - widest)
+        self._steps = _halvings(widest)
+        if len(self._zero):
+            # The places of the missing classes among the others: rank r belongs to id r + #{places ≤ r}.
+            places = self._zero - torch.arange(len(self._zero), device=self.device)
+            self._ids = torch.empty(n, dtype=guide.dtype, device=self.device)
+            for start, part in _parts(self._ids):
+                rank = torch.arange(start, start + len(part), device=self.device)
+                part.copy_(rank + torch.searchsorted(places, rank, right=True))
+
+    def _cell(self, position: Tensor) -> Tensor:
+        """The cells [N] of positions [N]."""
+        stretch = (position * self._scale).long()
+        intercept = self._intercept_bits.view(torch.float64).index_select(0, stretch)
+        return intercept.addcmul_(self._slope_bits.view(torch.float64).index_select(0, stretch), position).long()
 
     @property
     def _cumulative(self) -> Tensor:
         return self._cumulative_bits.view(torch.float64)
 
-    def start(self, ids: Tensor) -> Tensor:
-        return self._cumulative.take(ids)
-
-    def end(self, ids: Tensor) -> Tensor:
-        return self._cumulative.take(ids + 1)
-
-    def mass(self, ids: Tensor) -> Tensor:
-        return self.end(ids) - self.start(ids)
-
-    def locate(self, position: Tensor) -> Tensor:
-        """int64 ids of the classes that own these positions, float64 of any shape in [0, total]."""
-        position = position.clamp(max=self._last)
-        ids = self._guide.take((position * self._scale).long()).long()
-        cumulative, last = self._cumulative, self.num_classes - 1
-        for step in reversed(range(self._steps)):
-            probe = (ids + (1 << step)).clamp_(max=last)
-            ids = torch.where(cumulative.take(probe) <= position, probe, ids)
-        return ids
-
     @property
     def device(self) -> torch.device:
         return self._cumulative_bits.device
 
-    def parts(self) -> Iterator[Tensor]:
-        """The masses of all classes, a stretch at a time."""
+    def locate(self, position: Tensor) -> tuple[Tensor, Tensor]:
+        """Ids and masses of the classes that own these positions, float64 of any shape in [0, total]."""
+        shape, position = position.shape, position.reshape(-1)
         cumulative = self._cumulative
-        for start in range(0, self.num_classes, _CHUNK):
+        rank = self._guide.index_select(0, self._cell(position))
+        for step in self._steps:
+            probe = rank + step
+            rank = torch.where(cumulative.index_select(0, probe) <= position, probe, rank)
+        mass = cumulative.index_select(0, rank + 1).sub_(cumulative.index_select(0, rank))
+        ids = self._ids.index_select(0, rank) if len(self._zero) else rank
+        return ids.long().reshape(shape), mass.reshape(shape)
+
+    def interval(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Where the intervals of classes start and end; a class of mass 0 has an empty one between its neighbours."""
+        cumulative, rank, behind = self._cumulative, ids, ids + 1
+        if len(self._zero):
+            before = torch.searchsorted(self._zero, ids)
+            absent = self._zero.take(before.clamp(max=len(self._zero) - 1)) == ids
+            rank = ids - before
+            behind = torch.where(absent, rank, rank + 1)
+        return cumulative.take(rank), cumulative.take(behind)
+
+    def mass(self, ids: Tensor) -> Tensor:
+        start, end = self.interval(ids)
+        return end.sub_(start)
+
+    def parts(self) -> Iterator[Tensor]:
+        """The masses of all classes that have any, some at a time."""
+        cumulative = self._cumulative
+        for start in range(0, len(cumulative) - 1, _CHUNK):
             yield cumulative[start : start + _CHUNK + 1].diff()
 
 
-def _overlapping(guide: Tensor) -> list[Tensor]:
-    return [guide[start : start + _CHUNK + 1] for start in range(0, len(guide) - 1, _CHUNK)]
+def _parts(x: Tensor) -> Iterator[tuple[int, Tensor]]:
+    """Where each part of x starts, and the part: temporaries then stay small."""
+    for start in range(0, len(x), _CHUNK):
+        yield start, x[start : start + _CHUNK]
+
+
+def _halvings(width: int) -> tuple[int, ...]:
+    """Steps of a binary search over 0 … width that never goes beyond."""
+    steps = []
+    while width:
+        steps.append((width + 1) // 2)
+        width -= steps[-1]
+    return tuple(steps)

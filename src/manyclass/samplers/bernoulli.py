@@ -3,9 +3,11 @@
 import math
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from manyclass import _check
+from manyclass._derived import follow_loaded_state
 from manyclass.candidates import Block, Candidates, join
 from manyclass.counts import ClassCounts, exponent
 from manyclass.samplers._sampler import check_call, check_group_size, num_groups
@@ -18,9 +20,10 @@ _OVERFLOW = 1e-12
 class Bernoulli(nn.Module):
     """Keeps each class independently with probability b = f^α, α solved for Σ b = k; κ = 1/b.
 
-    A Poisson number of draws with rates λ = -log(1 - b) leaves each class out with probability exp(-λ) = 1 - b,
-    independently of the others. So the set of classes drawn at least once is the Bernoulli sample, at a cost of
-    O(k). Its size is random; it is written into a fixed number of slots, too few with probability below 1e-12.
+    On a line where each class is -log(1 - b) long, the points of a Poisson process of rate 1 miss a class with
+    probability 1 - b, independently of the others. So the classes that are hit are the Bernoulli sample, at a cost
+    of O(k). Their number is random; there are slots for all of them with probability 1 - 1e-12. Classes that are
+    more likely kept than not, at most 2k, toss their own coins.
 
     Args:
         counts: ClassCounts, or C positive counts.
@@ -32,15 +35,16 @@ class Bernoulli(nn.Module):
             NaN; when drawing, 0 for a class that is not explicit.
 
     Example:
-        >>> sampler = Bernoulli(torch.tensor([4.0, 4.0, 4.0, 4.0]), k=2)
+        >>> sampler = Bernoulli(torch.tensor([6.0, 1.0, 1.0, 1.0]), k=1)
         >>> candidates = sampler(torch.tensor([3]), generator=torch.Generator().manual_seed(0))
-        >>> candidates.log_kappa().exp()
-        tensor([[2., 2., 0., 0.]], dtype=torch.float64)
+        >>> float(candidates.log_kappa().exp().max())
+        1.5
     """
 
     unbiased = True
     renormalises = False
-    _certain: Tensor
+    _likely: Tensor
+    _likely_bits: Tensor
 
     def __init__(self, counts: Tensor | ClassCounts | WeightSource, k: int, *, group_size: int | None = None) -> None:
         super().__init__()
@@ -70,33 +74,28 @@ class Bernoulli(nn.Module):
         self.source = source
         self.k = k
         self.group_size = check_group_size(group_size)
-        rate, certain = self._rates()
-        # Padded, so that its shape does not change with the counts and any state can be loaded.
-        self.register_buffer("_certain", certain)
+        rate, likely, b = self._split()
+        self.register_buffer("_likely", likely)
+        # As int64 the bits of floats are safe from `.half()` and `.to(dtype)`, which convert every floating buffer.
+        self.register_buffer("_likely_bits", b.view(torch.int64))
         self.table = MassTable(rate, name=source.name)
-        self._index()
-        self.register_load_state_dict_post_hook(lambda sampler, _: sampler._index())
+        self.derive()
+        follow_loaded_state(self)
 
-    def _rates(self) -> tuple[Tensor, Tensor]:
-        """λ of each class (0 for those of b = 1), and the ids of those, padded with -1."""
+    def _split(self) -> tuple[Tensor, Tensor, Tensor]:
+        """-log(1 - b) of the classes of b ≤ 1/2 (0 for the others), the ids of the others and their b."""
         b = self.source.read()
         if self.k is not None:
             alpha = exponent(b.div_(float(b.sum())), min(self.k, int((b > 0).sum())))
             b = torch.where(b > 0, b.pow_(alpha), 0.0)
-        # No more can be certain than are expected; the sum may have rounded down.
-        room = int(b.sum() + 0.5) if self.k is None else self.k
-        rate = b.neg_().log1p_().neg_()
-        sure = rate.isinf()
-        certain = torch.full((room,), -1, dtype=torch.int64, device=b.device)
-        ids = sure.nonzero().squeeze(1)
-        certain[: len(ids)] = ids
-        return rate.masked_fill_(sure, 0.0), certain
+        likely = (b > 0.5).nonzero().squeeze(1)
+        likely_b = b[likely]
+        b[likely] = 0.0
+        return b.neg_().log1p_().neg_(), likely, likely_b
 
-    def _index(self) -> None:
-        self._num_certain = int((self._certain >= 0).sum())
-        self._draws = capacity(self.table.total)
-        kept = sum(float(part.neg().expm1_().neg_().sum()) for part in self.table.parts())
-        self._slots = min(capacity(kept), self._draws, self.num_classes - self._num_certain)
+    def derive(self) -> None:
+        """How many points are enough."""
+        self._points = capacity(self.table.total)
 
     @property
     def num_classes(self) -> int:
@@ -112,32 +111,33 @@ class Bernoulli(nn.Module):
     ) -> Candidates:
         self.source.check_every_class_drawn()
         target, exclude = check_call(self.num_classes, target, exclude, self.table.device)
+        groups = num_groups(len(target), self.group_size)
         blocks = []
-        if self._num_certain:
-            ids = self._certain[: self._num_certain].unsqueeze(0)
-            blocks.append(Block(ids, torch.zeros(ids.shape, dtype=torch.float64, device=ids.device)))
-        if self._draws:
-            blocks.append(self._toss(num_groups(len(target), self.group_size), target.device, generator))
-        return Candidates(join(*blocks), exclude, self._log_kappa(target), self.num_classes)
+        if len(self._likely):
+            b = self._likely_b
+            coin = torch.rand(groups, len(b), dtype=torch.float64, device=b.device, generator=generator)
+            log_kappa = torch.where(coin < b, -b.log(), -math.inf)
+            blocks.append(Block(self._likely.expand(groups, -1), log_kappa))
+        if self._points:
+            gaps = torch.empty(groups, self._points, dtype=torch.float64, device=target.device)
+            point = gaps.exponential_(generator=generator).cumsum(1)
+            ids, rate = self.table.locate(point.clamp(max=self.table.total))
+            log_kappa = rate.neg_().expm1_().neg_().log_().neg_()
+            # Points beyond the line are none. Points ascend, so a class hit again follows its first hit.
+            again = F.pad(ids[:, 1:] == ids[:, :-1], (1, 0))
+            blocks.append(Block(ids, log_kappa.masked_fill_(again | (point >= self.table.total), -math.inf)))
+        return Candidates(join(*blocks), exclude, lambda: self._log_kappa(target), self.num_classes)
 
-    def _toss(self, groups: int, device: torch.device, generator: torch.Generator | None) -> Block:
-        rate = torch.full((groups, 1), self.table.total, dtype=torch.float64, device=device)
-        count = torch.poisson(rate, generator=generator)
-        uniform = torch.rand(groups, self._draws, dtype=torch.float64, device=device, generator=generator)
-        drawn = torch.arange(self._draws, device=device) < count
-        nobody = self.num_classes
-        ids = self.table.locate(uniform * self.table.total).masked_fill_(~drawn, nobody).sort(1).values
-        # Each class once: what follows its first copy goes, with the draws that were not made, to a slot cut off below.
-        first = (ids < nobody) & (ids != ids.roll(1, 1)).index_fill_(1, ids.new_zeros(1), True)
-        slot = torch.where(first, first.cumsum(1) - 1, self._slots).clamp_(max=self._slots)
-        kept = ids.new_full((groups, self._slots + 1), nobody).scatter_(1, slot, ids)[:, :-1]
-        empty = kept == nobody
-        kept = kept.masked_fill(empty, 0)
-        return Block(kept, self._log_kappa(kept).masked_fill_(empty, -math.inf))
+    @property
+    def _likely_b(self) -> Tensor:
+        return self._likely_bits.view(torch.float64)
 
     def _log_kappa(self, ids: Tensor) -> Tensor:
-        rate = self.table.mass(ids)
-        return torch.where(rate > 0, -torch.log(-torch.expm1(-rate)), 0.0)
+        b = -torch.expm1(-self.table.mass(ids))
+        if len(self._likely):
+            place = torch.searchsorted(self._likely, ids).clamp_(max=len(self._likely) - 1)
+            b = torch.where(self._likely[place] == ids, self._likely_b[place], b)
+        return -b.log()
 
     def without(self, ids: Tensor) -> "Bernoulli":
         """The same design over all classes but these, which somebody else sums."""
@@ -152,10 +152,10 @@ class Bernoulli(nn.Module):
 
     def refresh(self) -> None:
         """Solve α again and rebuild the table from the counts."""
-        rate, certain = self._rates()
-        self._certain = certain.to(self.table.device)
-        self.table.fill(rate.to(self.table.device), name=self.source.name)
-        self._index()
+        rate, likely, b = (x.to(self.table.device) for x in self._split())
+        self._likely, self._likely_bits = likely, b.view(torch.int64)
+        self.table.fill(rate, name=self.source.name)
+        self.derive()
 
     def resize(self, num_classes: int) -> None:
         """Follow the counts to another number of classes."""
@@ -168,8 +168,10 @@ class Bernoulli(nn.Module):
 
 
 def capacity(mean: float) -> int:
-    """A number that a Poisson variable of this mean, and so any sum of coins of this mean, exceeds with probability
-    below 1e-12 (Chernoff: P(N ≥ n) ≤ exp(n - mean - n log(n / mean)))."""
+    """A number of points that a Poisson process of this mean exceeds with probability below 1e-12.
+
+    Chernoff: P(N ≥ n) ≤ exp(n - mean - n log(n / mean)).
+    """
     if mean == 0:
         return 0
     n = math.ceil(mean)

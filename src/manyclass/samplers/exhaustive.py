@@ -37,8 +37,12 @@ class Exhaustive(nn.Module):
         target, exclude = check_call(self.num_classes, target, exclude, None)
         ids = torch.arange(self.num_classes, device=target.device).unsqueeze(0)
         log_kappa = torch.zeros(ids.shape, dtype=torch.float64, device=target.device)
-        target_log_kappa = torch.zeros(target.shape, dtype=torch.float64, device=target.device)
-        return Candidates((Block(ids, log_kappa),), exclude, target_log_kappa, self.num_classes)
+        return Candidates(
+            (Block(ids, log_kappa),),
+            exclude,
+            lambda: torch.zeros(target.shape, dtype=torch.float64, device=target.device),
+            self.num_classes,
+        )
 
     def refresh(self) -> None:
         """Nothing to do: there are no tables."""

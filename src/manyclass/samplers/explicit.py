@@ -98,10 +98,13 @@ class WithExplicit(nn.Module):
             left = torch.cat([exclude, explicit.expand(len(target), -1)], 1)
         rest = self.sampler(target, hidden=hidden, exclude=left, generator=generator)
         blocks = rest.blocks if self._leaves_out else tuple(_empty_within(block, explicit) for block in rest.blocks)
-        target_log_kappa = rest.target_log_kappa
-        if target_log_kappa is not None:
-            target_log_kappa = target_log_kappa.masked_fill(_within(target, explicit), 0.0)
-        return Candidates(join(block, *blocks), exclude, target_log_kappa, self.num_classes)
+        drawn = rest.target_log_kappa
+        return Candidates(
+            join(block, *blocks),
+            exclude,
+            None if drawn is None else lambda: drawn().masked_fill(_within(target, explicit), 0.0),
+            self.num_classes,
+        )
 
     def refresh(self) -> None:
         """Rebuild the inner sampler from its counts; the explicit set stays."""

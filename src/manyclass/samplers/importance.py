@@ -72,12 +72,16 @@ class Importance(nn.Module):
         else:
             position = uniform * self.table.total
             free = uniform.new_full((1,), self.table.total)
-        ids = self.table.locate(position)
-        log_share = free.log() - math.log(self.k)
-        log_kappa = log_share.unsqueeze(1) - self.table.mass(ids).log()
-        # A class left to somebody else has mass 0: it is expected 0 times and stands for infinitely many.
-        target_log_kappa = log_share - self.table.mass(target).log()
-        return Candidates((Block(ids, log_kappa),), exclude, target_log_kappa, self.num_classes)
+        ids, mass = self.table.locate(position)
+        log_share = free.log_().sub_(math.log(self.k))
+        log_kappa = log_share.unsqueeze(1) - mass.log_()
+        return Candidates(
+            (Block(ids, log_kappa),),
+            exclude,
+            # A class left to somebody else has mass 0: it stands for infinitely many.
+            lambda: log_share - self.table.mass(target).log(),
+            self.num_classes,
+        )
 
     def _complement(self, uniform: Tensor, exclude: Tensor) -> tuple[Tensor, Tensor]:
         """Positions [B, k] on what is left of the line when the excluded classes are cut out, and its length [B].
@@ -88,8 +92,7 @@ class Importance(nn.Module):
         ids = exclude.sort(1).values
         pad = ids < 0
         ids = ids.clamp(min=0)
-        start = self.table.start(ids).masked_fill(pad, 0.0)
-        end = self.table.end(ids).masked_fill(pad, 0.0)
+        start, end = (edge.masked_fill(pad, 0.0) for edge in self.table.interval(ids))
         origin = F.pad(end, (1, 0))
         gaps = (F.pad(start, (0, 1), value=self.table.total) - origin).clamp_(min=0)
         ends = gaps.cumsum(1)

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from manyclass import _check
-from manyclass.candidates import Block, Candidates, join
+from manyclass._derived import follow_loaded_state
+from manyclass.candidates import Block, Candidates, put_in_front
 from manyclass.counts import ClassCounts
 from manyclass.samplers._sampler import check_call, check_group_size, num_groups
 from manyclass.samplers._source import WeightSource
@@ -47,14 +48,16 @@ class Systematic(nn.Module):
         self.k = _check.whole("k", k, 1, self.source.num_classes)
         self.group_size = check_group_size(group_size)
         mass, certain = _split(self.source.read(), self.k)
-        # Padded to k, so that its shape does not change with the counts and any state can be loaded.
         self.register_buffer("_certain", certain)
         self.table = MassTable(mass)
-        self._index()
-        self.register_load_state_dict_post_hook(lambda sampler, _: sampler._index())
+        self.derive()
+        follow_loaded_state(self)
 
-    def _index(self) -> None:
-        self._num_certain = int((self._certain >= 0).sum())
+    def derive(self) -> None:
+        """How many classes are left to the comb, and how far apart its teeth are."""
+        self._teeth = self.k - len(self._certain) if self.table.total else 0
+        self._spacing = self.table.total / max(self._teeth, 1)
+        self._log_spacing = math.log(self._spacing or 1.0)
 
     @property
     def num_classes(self) -> int:
@@ -70,23 +73,18 @@ class Systematic(nn.Module):
     ) -> Candidates:
         self.source.check_every_class_drawn()
         target, exclude = check_call(self.num_classes, target, exclude, self.table.device)
-        teeth = self.k - self._num_certain
-        blocks = []
-        if self._num_certain:
-            ids = self._certain[: self._num_certain].unsqueeze(0)
-            blocks.append(Block(ids, torch.zeros(ids.shape, dtype=torch.float64, device=ids.device)))
-        spacing = self.table.total / max(teeth, 1)
-        if teeth and spacing:
-            groups = num_groups(len(target), self.group_size)
-            offset = torch.rand(groups, 1, dtype=torch.float64, device=target.device, generator=generator)
-            comb = torch.arange(teeth, dtype=torch.float64, device=target.device)
-            ids = self.table.locate((offset + comb) * spacing)
-            blocks.append(Block(ids, self._log_kappa(ids, spacing)))
-        return Candidates(join(*blocks), exclude, self._log_kappa(target, spacing), self.num_classes)
+        groups = num_groups(len(target), self.group_size)
+        offset = torch.rand(groups, 1, dtype=torch.float64, device=target.device, generator=generator)
+        comb = torch.arange(self._teeth, dtype=torch.float64, device=target.device)
+        ids, mass = self.table.locate((offset + comb).mul_(self._spacing))
+        block = Block(ids, self._log_spacing - mass.log_())
+        return Candidates(
+            put_in_front(self._certain, block), exclude, lambda: self._log_kappa(target), self.num_classes
+        )
 
-    def _log_kappa(self, ids: Tensor, spacing: float) -> Tensor:
+    def _log_kappa(self, ids: Tensor) -> Tensor:
         mass = self.table.mass(ids)
-        return torch.where(mass > 0, math.log(spacing or 1.0) - mass.log(), 0.0)
+        return torch.where(mass > 0, self._log_spacing - mass.log(), 0.0)
 
     def without(self, ids: Tensor) -> "Systematic":
         """The same design over all classes but these, which somebody else sums."""
@@ -100,7 +98,7 @@ class Systematic(nn.Module):
         """Rebuild the table from the counts."""
         mass, self._certain = _split(self.source.read().to(self.table.device), self.k)
         self.table.fill(mass)
-        self._index()
+        self.derive()
 
     def resize(self, num_classes: int) -> None:
         """Follow the counts to another number of classes."""
@@ -113,16 +111,14 @@ class Systematic(nn.Module):
 
 
 def _split(weight: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Masses of the classes of π < 1 (0 for the others), and the ids of the others, padded with -1 to k.
+    """Masses of the classes of π < 1 (0 for the others), and the ids of the others.
 
     With the n heaviest classes certain, a = (k - n) / (weight of the rest); one more is certain while its own
     a·weight reaches 1. At most k classes can be, so only the k heaviest are looked at.
     """
-    drawn = int((weight > 0).sum())
-    certain = torch.full((k,), -1, dtype=torch.int64, device=weight.device)
-    if drawn <= k:
-        certain[:drawn] = (weight > 0).nonzero().squeeze(1)
-        return torch.zeros_like(weight), certain
+    positive = weight > 0
+    if int(positive.sum()) <= k:
+        return torch.zeros_like(weight), positive.nonzero().squeeze(1)
     heaviest, ids = weight.topk(k)
     n_th = torch.arange(k, 0, -1, dtype=torch.float64, device=weight.device)
     mass = weight.index_fill(0, ids, 0.0)
@@ -130,5 +126,4 @@ def _split(weight: Tensor, k: int) -> tuple[Tensor, Tensor]:
     # Ties may round to either side of 1; a class of π within 1e-12 of it is as well certain.
     reaches = heaviest * n_th >= rest * (1 - 1e-12)
     n = int(reaches.long().cumprod(0).sum())
-    certain[:n] = ids[:n].sort().values
-    return mass.index_copy_(0, ids[n:], heaviest[n:]), certain
+    return mass.index_copy_(0, ids[n:], heaviest[n:]), ids[:n].sort().values

@@ -1,0 +1,149 @@
+"""How long a sampler's draw takes and what its set-up costs, for 10⁴ to 10⁸ classes.
+
+    python benchmarks/draws.py                     # the whole table, into benchmarks/results/draws.csv
+    python benchmarks/draws.py --sizes 1e4 1e5     # a part of it, printed only
+
+A draw is a whole call `sampler(target)` for 256 targets and k = 1000. Beside it, in turn with it, run the three
+matrix products of the step it serves (256 × 1000 × 128): the draw should be small against them. Each sampler is set
+up in a process of its own, so that its peak memory can be told, once with huge pages and once without.
+"""
+
+import argparse
+import csv
+import json
+import lzma
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from manyclass.samplers import Bernoulli, Importance, Sampler, Systematic, WithExplicit
+
+ROOT = Path(__file__).resolve().parent
+sys.path.insert(0, str(ROOT.parent))
+
+from benchmarks.machine import alternate, huge_pages, peak_gib, provenance, quantiles  # noqa: E402
+
+DATA = Path(os.environ.get("MANYCLASS_DATA", ROOT.parent.parent / "shared" / "data"))
+RESULTS = ROOT / "results" / "draws.csv"
+BATCH, K, DIM = 256, 1000, 128
+
+SAMPLERS = {
+    "importance": lambda counts: Importance(counts, K),
+    "importance, power 0.75": lambda counts: Importance(counts, K, power=0.75),
+    "importance, uniform": lambda counts: Importance(counts, K, power=0.0),
+    "bernoulli": lambda counts: Bernoulli(counts, K),
+    "systematic": lambda counts: Systematic(counts, K),
+    "minibatch explicit, systematic": lambda counts: WithExplicit(Systematic(counts, K), "batch"),
+    "half explicit, half systematic": lambda counts: WithExplicit.budget(Systematic(counts, K // 2), K),
+}
+
+
+def zipf_counts(num_classes: int) -> tuple[Tensor, str]:
+    """Counts of words in the One Billion Word corpus, continued by the power law of their tail; where the file is
+    missing, such a law from the first class on."""
+    path = DATA / "lm1b-counts" / "counts.i32.xz"
+    counts = torch.empty(num_classes, dtype=torch.float64)
+    if path.exists():
+        with lzma.open(path) as file:
+            real = np.sort(np.frombuffer(file.read(), dtype="<i4"))[::-1].astype(np.float64)
+    else:
+        real = 3.6e7 / (np.arange(1000) + 2.0)
+    n = min(len(real), num_classes)
+    counts[:n] = torch.from_numpy(real[:n].copy())
+    if num_classes > n:
+        # The slope of log count against log rank over the last half of the ranks.
+        slope = np.log(real[n - 1] / real[n // 2 - 1]) / np.log(n / (n // 2))
+        rank = torch.arange(n + 1, num_classes + 1, dtype=torch.float64)
+        counts[n:] = rank.div_(n).pow_(float(slope)).mul_(float(real[n - 1]))
+    return counts, "lm1b" if path.exists() else "power law"
+
+
+def measure(name: str, num_classes: int, repeats: int) -> dict[str, object]:
+    """One row of the table, in this process."""
+    generator = torch.Generator().manual_seed(0)
+    counts, law = zipf_counts(num_classes)
+    before = peak_gib()
+    start = time.perf_counter()
+    sampler: Sampler = SAMPLERS[name](counts)
+    setup = time.perf_counter() - start
+    # Targets as training has them: drawn by frequency.
+    target = Importance(counts, BATCH)(torch.zeros(1, dtype=torch.int64), generator=generator).ids()[0]
+    hidden, rows, gamma = torch.randn(BATCH, DIM), torch.randn(K, DIM), torch.randn(BATCH, K)
+
+    def products() -> None:
+        hidden @ rows.T
+        gamma @ rows
+        gamma.T @ hidden
+
+    times = alternate({"draw": lambda: sampler(target, generator=generator), "products": products}, repeats)
+    low, median, high = quantiles(times["draw"])
+    _, floor, _ = quantiles(times["products"])
+    return {
+        "sampler": name,
+        "num_classes": num_classes,
+        "slots": sampler(target, generator=generator).ids().shape[1],
+        "draw_us_p20": round(low * 1e6, 1),
+        "draw_us": round(median * 1e6, 1),
+        "draw_us_p80": round(high * 1e6, 1),
+        "products_us": round(floor * 1e6, 1),
+        "ratio": round(median / floor, 3),
+        "products_gflops": round(3 * 2 * BATCH * K * DIM / floor / 1e9, 1),
+        "setup_s": round(setup, 2),
+        "setup_peak_gib": round(peak_gib(), 2),
+        "counts_gib": round(before, 2),
+        "counts": law,
+        **provenance(),
+    }
+
+
+def measure_apart(name: str, num_classes: int, repeats: int, huge: bool) -> dict[str, object]:
+    """One row of the table, in a fresh process."""
+    environment = {**os.environ, "THP_MEM_ALLOC_ENABLE": str(int(huge))}
+    command = [sys.executable, __file__, "--row", name, "--sizes", str(num_classes), "--repeats", str(repeats)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{name} at {num_classes} classes failed:\n{done.stderr}")
+    row: dict[str, object] = json.loads(done.stdout.splitlines()[-1])
+    return row
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sizes", nargs="+", default=["1e4", "1e5", "1e6", "1e7", "1e8"], help="numbers of classes")
+    parser.add_argument("--repeats", type=int, default=300)
+    parser.add_argument("--row", choices=SAMPLERS, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    sizes = [int(float(size)) for size in arguments.sizes]
+    if arguments.row:
+        print(json.dumps(measure(arguments.row, sizes[0], arguments.repeats)))
+        return
+    rows = []
+    print(
+        f"{'sampler':32}{'classes':>10}{'huge':>6}{'draw µs':>10}{'products µs':>13}{'ratio':>8}{'set-up s':>10}{'GiB':>7}"
+    )
+    for num_classes in sizes:
+        for name in SAMPLERS:
+            for huge in (False, True):
+                row = measure_apart(name, num_classes, arguments.repeats, huge)
+                rows.append(row)
+                print(
+                    f"{name:32}{num_classes:>10.0e}{int(huge):>6}{row['draw_us']:>10}{row['products_us']:>13}"
+                    f"{row['ratio']:>8}{row['setup_s']:>10}{row['setup_peak_gib']:>7}",
+                    flush=True,
+                )
+    if sizes == [10**n for n in range(4, 9)]:
+        with RESULTS.open("w", newline="") as file:
+            writer = csv.DictWriter(file, rows[0].keys())
+            writer.writeheader()
+            writer.writerows(rows)
+        print(f"written to {RESULTS}")
+
+
+if __name__ == "__main__":
+    main()
