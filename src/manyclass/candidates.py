@@ -41,7 +41,7 @@ class Block:
 
     def ungroup(self, x: Tensor, batch: int) -> Tensor:
         """[G, ceil(B / G), ...] back to [B, ...] in the batch's order."""
-        x = x.reshape(-1, *x.shape[2:])[:batch]
+        x = x.flatten(0, 1)[:batch]
         return x if self.order is None else x.index_select(0, self.order.argsort())
 
     def spread(self, x: Tensor, batch: int) -> Tensor:

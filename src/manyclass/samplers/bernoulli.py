@@ -85,7 +85,8 @@ class Bernoulli(nn.Module):
     def _split(self) -> tuple[Tensor, Tensor, Tensor]:
         """-log(1 - b) of the classes of b ≤ 1/2 (0 for the others), the ids of the others and their b."""
         b = self.source.read()
-        if self.k is not None:
+        # Where an explicit set takes every class, none is left to solve for.
+        if self.k is not None and b.any():
             alpha = exponent(b.div_(float(b.sum())), min(self.k, int((b > 0).sum())))
             b = torch.where(b > 0, b.pow_(alpha), 0.0)
         likely = (b > 0.5).nonzero().squeeze(1)

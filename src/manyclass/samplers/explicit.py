@@ -29,7 +29,6 @@ class WithExplicit(nn.Module):
         tensor([[1., 1., 7.]], dtype=torch.float64)
     """
 
-    renormalises = False
     _explicit: Tensor | None
 
     def __init__(self, sampler: Sampler | None, explicit: Tensor | str, *, num_classes: int | None = None) -> None:
@@ -70,6 +69,10 @@ class WithExplicit(nn.Module):
             return self.sampler.num_classes
         assert self._num_classes is not None
         return self._num_classes
+
+    @property
+    def renormalises(self) -> bool:
+        return self.sampler is not None and self.sampler.renormalises
 
     @property
     def unbiased(self) -> bool:
@@ -141,7 +144,7 @@ def _distinct(explicit: Tensor, num_classes: int) -> Tensor:
 
 def _within(ids: Tensor, ascending: Tensor) -> Tensor:
     """bool, of the shape of `ids`: which of them are in the ascending vector."""
-    place = torch.searchsorted(ascending, ids).clamp_(max=len(ascending) - 1)
+    place = torch.searchsorted(ascending, ids.contiguous()).clamp_(max=len(ascending) - 1)
     return ascending.take(place) == ids
 
 

@@ -66,7 +66,9 @@ class Importance(nn.Module):
         self.source.check_every_class_drawn()
         target, exclude = check_call(self.num_classes, target, exclude, self.table.device)
         groups = num_groups(len(target), self.group_size)
-        uniform = torch.rand(groups, self.k, dtype=torch.float64, device=target.device, generator=generator)
+        # Where an explicit set takes every class, none is left to draw.
+        k = self.k if self.table.total else 0
+        uniform = torch.rand(groups, k, dtype=torch.float64, device=target.device, generator=generator)
         if self.renormalises and exclude.shape[1]:
             position, free = self._complement(uniform, exclude)
         else:

@@ -1,0 +1,99 @@
+"""All outcomes of a sampler's draw, each with its probability: its randomness replaced by what the test chooses."""
+
+import itertools
+from collections.abc import Iterator
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+
+from manyclass.candidates import Candidates
+from manyclass.samplers import Bernoulli, Importance, Sampler, Systematic, WithExplicit
+from tests import reference
+
+
+def outcomes(
+    sampler: Sampler, weights: list[float], target: Tensor, exclude: Tensor
+) -> Iterator[tuple[float, Candidates]]:
+    """Probabilities that sum to 1, and what the sampler answers.
+
+    A draw of `Importance` is a function of its own uniform number alone, so that one number for all slots, integrated
+    over, gives each slot's own distribution: enough for what is linear in the slots.
+
+    Args:
+        weights: of the classes, 0 for those that the innermost sampler leaves to an explicit set.
+    """
+    inner = sampler
+    batch_explicit = False
+    while isinstance(inner, WithExplicit):
+        batch_explicit |= inner._explicit is None
+        inner = inner.sampler
+    if isinstance(inner, Importance):
+        edges = {0.0, 1.0}
+        for example in range(len(target)):
+            gone = set(exclude[example].tolist()) | (set(target.tolist()) if batch_explicit else set())
+            edges |= set(_cumulative(weights, gone if inner.group_size == 1 else set()))
+        yield from _integrate(sampler, sorted(edges), target, exclude)
+    elif isinstance(inner, Systematic):
+        pi = reference.inclusion_probabilities(weights, inner.k)
+        yield from _integrate(sampler, reference.systematic_breakpoints(pi), target, exclude)
+    elif isinstance(inner, Bernoulli):
+        yield from _subsets(sampler, inner, weights, target, exclude)
+    else:
+        yield 1.0, sampler(target, exclude=exclude)
+
+
+def _cumulative(weights: list[float], gone: set[int]) -> list[float]:
+    left = [0.0 if c in gone else w for c, w in enumerate(weights)]
+    total = sum(left)
+    return [sum(left[: c + 1]) / total for c in range(len(left))] if total > 0 else []
+
+
+def _integrate(
+    sampler: Sampler, edges: list[float], target: Tensor, exclude: Tensor
+) -> Iterator[tuple[float, Candidates]]:
+    for low, high in itertools.pairwise(edges):
+        if high - low < 1e-12:
+            continue
+
+        def uniform(*size: int, dtype: torch.dtype, value: float = (low + high) / 2, **_: object) -> Tensor:
+            return torch.full(size, value, dtype=dtype)
+
+        with patch("torch.rand", uniform):
+            yield high - low, sampler(target, exclude=exclude)
+
+
+def _subsets(
+    sampler: Sampler, inner: Bernoulli, weights: list[float], target: Tensor, exclude: Tensor
+) -> Iterator[tuple[float, Candidates]]:
+    b = weights if inner.k is None else reference.bernoulli_probabilities(weights, inner.k)
+    classes = [c for c, p in enumerate(b) if p > 0]
+    # Where each class lies on the line is asked of the table; that it is as long as b says is checked here.
+    start, end = inner.table.interval(torch.arange(len(b)))
+    for c in classes:
+        on_line = -torch.expm1(start[c] - end[c]).item()
+        assert abs(on_line - b[c]) < 1e-9 or c in inner._likely
+    for kept in itertools.product((False, True), repeat=len(classes)):
+        chosen = {c for c, keep in zip(classes, kept, strict=True) if keep}
+        probability = 1.0
+        for c in classes:
+            probability *= b[c] if c in chosen else 1 - b[c]
+        if probability < 1e-15:
+            continue
+        # Two points in each chosen class, the second of which must change nothing; then beyond the line.
+        points = []
+        for c in sorted(chosen):
+            if c not in inner._likely:
+                points += [start[c] + (end[c] - start[c]) * x for x in (0.25, 0.75)]
+        coins = torch.tensor([0.0 if c in chosen else 1.0 - 1e-16 for c in inner._likely.tolist()], dtype=torch.float64)
+
+        def gaps(self: Tensor, *_: object, points: list[Tensor] = points, **__: object) -> Tensor:
+            assert self.shape[1] > len(points)
+            row = torch.tensor(points + [inner.table.total + 1] * (self.shape[1] - len(points)), dtype=torch.float64)
+            return self.copy_(torch.diff(row, prepend=torch.zeros(1, dtype=torch.float64)))
+
+        def uniform(*size: int, coins: Tensor = coins, **_: object) -> Tensor:
+            return coins.expand(*size)
+
+        with patch("torch.Tensor.exponential_", gaps), patch("torch.rand", uniform):
+            yield probability, sampler(target, exclude=exclude)

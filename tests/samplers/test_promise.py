@@ -1,0 +1,156 @@
+"""The sampler's promise: E[Σ κ g(id)] over the slots not excluded is the sum of g over the classes not excluded."""
+
+import itertools
+
+import pytest
+import torch
+
+from manyclass import ClassCounts
+from manyclass.samplers import Bernoulli, Importance, Systematic, WithExplicit
+from tests import reference
+from tests.outcomes import outcomes
+from tests.tables import DRAWING, SAMPLERS
+
+C = 4
+GROUP_SIZES = (None, 1, 2, 3)
+SUBSETS = [torch.tensor(s) for n in range(1, C + 1) for s in itertools.combinations(range(C), n)]
+# An example for each set of classes it may exclude, so that one call tries all of them.
+EXCLUDED = torch.tensor([[c if bits >> c & 1 else -1 for c in (2, 0, 3, 1)] for bits in range(2**C)])
+TARGET = torch.tensor([1, 3] * 2 ** (C - 1))
+COUNTS = {"ties": [3, 1, 1, 3], "zeros": [5, 0, 2, 0], "skewed": [1, 40, 2, 7]}
+
+
+def expectation(sampler, weights, g):
+    """Σ over all outcomes of probability × Σ κ g, for each example."""
+    total, mass = torch.zeros(len(TARGET), dtype=torch.float64), 0.0
+    for probability, candidates in outcomes(sampler, weights, TARGET, EXCLUDED):
+        kappa = candidates.log_kappa().exp().masked_fill(candidates.empty(), 0.0)
+        total += probability * (kappa * g[candidates.ids()]).sum(1)
+        mass += probability
+    assert mass == pytest.approx(1, abs=1e-9)
+    return total
+
+
+def promised(g):
+    kept = torch.ones(len(TARGET), C + 1, dtype=torch.float64).scatter_(1, EXCLUDED % (C + 1), 0.0)[:, :C]
+    return kept @ g
+
+
+@pytest.mark.parametrize("counts", COUNTS.values(), ids=COUNTS)
+@pytest.mark.parametrize("group_size", GROUP_SIZES)
+@pytest.mark.parametrize("k", range(1, C + 1))
+@pytest.mark.parametrize("name", DRAWING)
+def test_every_design_keeps_the_promise_for_every_explicit_and_excluded_set(name, k, group_size, counts):
+    counts = ClassCounts(torch.tensor(counts))
+    weights = counts.weights()
+    g = torch.randn(C, dtype=torch.float64, generator=torch.Generator().manual_seed(k))
+    sampler = DRAWING[name](counts, k, group_size)
+    for explicit in [None, "batch", *SUBSETS]:
+        left = weights.clone()
+        if explicit is None:
+            tried = sampler
+        else:
+            tried = WithExplicit(sampler, explicit)
+            if explicit != "batch":
+                left[explicit] = 0.0
+        torch.testing.assert_close(
+            expectation(tried, left.tolist(), g), promised(g), rtol=1e-9, atol=1e-9, msg=lambda m: f"{explicit}: {m}"
+        )
+
+
+@pytest.mark.parametrize("group_size", GROUP_SIZES)
+def test_given_probabilities_keep_the_promise(group_size):
+    b = [0.3, 1.0, 0.5, 0.9]
+    g = torch.tensor([1.0, -2.0, 3.0, 0.5], dtype=torch.float64)
+    sampler = Bernoulli.from_probabilities(torch.tensor(b, dtype=torch.float64), group_size=group_size)
+    torch.testing.assert_close(expectation(sampler, b, g), promised(g), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("group_size", GROUP_SIZES)
+def test_explicit_sets_within_each_other_keep_the_promise(group_size):
+    weights = torch.tensor([2.0, 1.0, 5.0, 3.0], dtype=torch.float64)
+    g = torch.tensor([1.0, -2.0, 3.0, 0.5], dtype=torch.float64)
+    inner = WithExplicit(Importance(weights, 2, group_size=group_size), torch.tensor([2]))
+    left = [2.0, 1.0, 0.0, 3.0]
+    torch.testing.assert_close(expectation(WithExplicit(inner, "batch"), left, g), promised(g), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", [name for name in SAMPLERS if name not in DRAWING and name != "set alone"])
+def test_the_table_of_samplers_keeps_the_promise_on_average(name):
+    weights = torch.tensor([2.0, 1.0, 5.0, 3.0, 1.0, 1.0], dtype=torch.float64)
+    sampler = SAMPLERS[name](weights, 2, 1)
+    assert sampler.unbiased
+    generator = torch.Generator().manual_seed(0)
+    target = torch.arange(6).repeat(100)
+    g = torch.tensor([1.0, 0.5, 3.0, 0.25, 2.0, 0.0], dtype=torch.float64)
+    errors = []
+    for _ in range(50):
+        candidates = sampler(target, exclude=target.unsqueeze(1), generator=generator)
+        kappa = candidates.log_kappa().exp().masked_fill(candidates.empty(), 0.0)
+        errors.append((kappa * g[candidates.ids()]).sum(1) - (g.sum() - g[target]))
+    error = torch.cat(errors)
+    assert abs(error.mean()) <= 4.5 * error.std() / len(error) ** 0.5 + 1e-12
+
+
+def test_a_set_alone_says_that_it_is_biased():
+    assert not WithExplicit(None, torch.tensor([0]), num_classes=3).unbiased
+
+
+@pytest.mark.parametrize("group_size", GROUP_SIZES)
+@pytest.mark.parametrize("name", ["systematic", "bernoulli"])
+def test_a_design_without_replacement_is_exact_for_all_classes(name, group_size):
+    weights = torch.rand(50, generator=torch.Generator().manual_seed(0)) + 0.01
+    sampler = DRAWING[name](weights, 50, group_size)
+    candidates = sampler(torch.arange(7))
+    kept = ~candidates.empty()
+    for row, log_kappa, present in zip(candidates.ids(), candidates.log_kappa(), kept, strict=True):
+        assert sorted(row[present].tolist()) == list(range(50))
+        assert (log_kappa[present] == 0).all()
+
+
+# A thousand classes: means within four standard errors, which come from the variance each design is known to have.
+N, K, DRAWS = 1000, 60, 4000
+
+
+def zipf():
+    return [1 / (c + 1) for c in range(N)]
+
+
+def known_variance(name, z, weights, k):
+    if name == "importance":
+        return reference.importance_variance(z, [w / sum(weights) for w in weights], k)
+    if name == "bernoulli":
+        return reference.bernoulli_variance(z, reference.bernoulli_probabilities(weights, k))
+    return reference.systematic_variance(z, reference.inclusion_probabilities(weights, k))
+
+
+@pytest.mark.parametrize("group_size", [1, 7])
+@pytest.mark.parametrize("name", DRAWING)
+def test_the_promise_holds_within_four_standard_errors_of_the_known_variance(name, group_size):
+    generator = torch.Generator().manual_seed(5)
+    weights = zipf()
+    z = torch.rand(N, dtype=torch.float64, generator=generator) * torch.tensor(weights, dtype=torch.float64).sqrt()
+    excluded = torch.tensor([0, 3, 500])
+    z[excluded] = 0.0
+    sampler = DRAWING[name](torch.tensor(weights, dtype=torch.float64), K, group_size)
+    batch = DRAWS * group_size
+    target = torch.zeros(batch, dtype=torch.int64)
+    candidates = sampler(target, exclude=excluded.expand(batch, -1), generator=generator)
+    kappa = candidates.log_kappa().exp().masked_fill(candidates.empty(), 0.0)
+    estimate = (kappa * z[candidates.ids()]).sum(1).reshape(DRAWS, group_size)[:, 0]
+    left = list(weights)
+    if name == "importance" and group_size == 1:
+        for c in excluded.tolist():
+            left[c] = 0.0
+    error = (known_variance(name, z.tolist(), left, K) / DRAWS) ** 0.5
+    assert abs(estimate.mean() - z.sum()) < 4 * error
+    assert estimate.var().item() == pytest.approx(error**2 * DRAWS, rel=0.15)
+
+
+@pytest.mark.parametrize("group_size", [None, 1])
+def test_systematic_draws_k_distinct_classes(group_size):
+    sampler = Systematic(torch.tensor(zipf()), K, group_size=group_size)
+    for seed in range(20):
+        candidates = sampler(torch.tensor([5, 6]), generator=torch.Generator().manual_seed(seed))
+        for row in candidates.ids():
+            assert len(set(row.tolist())) == K == len(row)

@@ -1,0 +1,57 @@
+"""Every sampler, objective and head, for the tests that hold for all of them."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from manyclass.objectives import (
+    BlackOut,
+    HingeRanking,
+    Likelihood,
+    LogisticRanking,
+    NegativeSampling,
+    NoiseContrastive,
+    Objective,
+    PlainImportance,
+    SubsetSoftmax,
+)
+from manyclass.samplers import Bernoulli, Exhaustive, Importance, Sampler, Systematic, WithExplicit
+
+# From positive weights, k and a group size.
+DRAWING: dict[str, Callable[[Tensor, int, int | None], Sampler]] = {
+    "importance": lambda w, k, g: Importance(w, k, group_size=g),
+    "systematic": lambda w, k, g: Systematic(w, k, group_size=g),
+    "bernoulli": lambda w, k, g: Bernoulli(w, k, group_size=g),
+}
+
+SAMPLERS: dict[str, Callable[[Tensor, int, int | None], Sampler]] = {
+    **DRAWING,
+    "exhaustive": lambda w, k, g: Exhaustive(len(w)),
+    "bernoulli, given probabilities": lambda w, k, g: Bernoulli.from_probabilities(
+        (w / w.max()).clamp(min=1e-3), group_size=g
+    ),
+    "minibatch explicit": lambda w, k, g: WithExplicit(Importance(w, k, group_size=g), "batch"),
+    "fixed set explicit": lambda w, k, g: WithExplicit(Systematic(w, k, group_size=g), torch.tensor([0, len(w) - 1])),
+    "budget": lambda w, k, g: WithExplicit.budget(Bernoulli(w, k, group_size=g), min(k + 1, len(w))),
+    "minibatch and fixed set explicit": lambda w, k, g: WithExplicit(
+        WithExplicit(Importance(w, k, group_size=g), torch.tensor([1])), "batch"
+    ),
+    "set alone": lambda w, k, g: WithExplicit(None, torch.arange(k), num_classes=len(w)),
+}
+
+# The name in tests/reference.py, and what it needs beside the scores.
+OBJECTIVES: dict[str, tuple[Objective, str, dict[str, float]]] = {
+    "likelihood": (Likelihood(), "likelihood", {}),
+    "plain importance": (PlainImportance(), "plain importance", {}),
+    "subset softmax": (SubsetSoftmax(), "subset softmax", {}),
+    "logistic ranking": (LogisticRanking(), "logistic ranking", {}),
+    "logistic ranking, margin 2": (LogisticRanking(2.0), "logistic ranking", {"margin": 2.0}),
+    "hinge ranking": (HingeRanking(), "hinge ranking", {"margin": 1.0}),
+    "negative sampling": (NegativeSampling(), "negative sampling", {}),
+    "negative sampling, undivided": (NegativeSampling(mean=False), "negative sampling, undivided", {}),
+    "noise contrastive": (NoiseContrastive(), "noise contrastive", {}),
+    "noise contrastive, z = e²": (NoiseContrastive(2.0), "noise contrastive", {"log_z": 2.0}),
+    "noise contrastive, learned": (NoiseContrastive(1.5, learn=True), "noise contrastive", {"log_z": 1.5}),
+    "blackout": (BlackOut(), "blackout", {}),
+}
