@@ -27,7 +27,7 @@ from manyclass.samplers import Bernoulli, Importance, Sampler, Systematic, WithE
 ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT.parent))
 
-from benchmarks.machine import alternate, huge_pages, peak_gib, provenance, quantiles  # noqa: E402
+from benchmarks.machine import alternate, peak_gib, provenance, quantiles  # noqa: E402
 
 DATA = Path(os.environ.get("MANYCLASS_DATA", ROOT.parent.parent / "shared" / "data"))
 RESULTS = ROOT / "results" / "draws.csv"
@@ -125,7 +125,8 @@ def main() -> None:
         return
     rows = []
     print(
-        f"{'sampler':32}{'classes':>10}{'huge':>6}{'draw µs':>10}{'products µs':>13}{'ratio':>8}{'set-up s':>10}{'GiB':>7}"
+        f"{'sampler':32}{'classes':>10}{'huge':>6}{'draw µs':>10}{'products µs':>13}{'ratio':>8}"
+        f"{'set-up s':>10}{'GiB':>7}"
     )
     for num_classes in sizes:
         for name in SAMPLERS:

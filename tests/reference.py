@@ -1,5 +1,6 @@
 """What the paper says, as slow float64 loops. Nothing here imports manyclass or torch."""
 
+import itertools
 import math
 
 import numpy as np
@@ -150,7 +151,7 @@ def systematic_variance(z, pi):
     """Variance of Σ z/π over the one uniform offset, exactly."""
     edges = systematic_breakpoints(pi)
     total = square = 0.0
-    for low, high in zip(edges[:-1], edges[1:], strict=True):
+    for low, high in itertools.pairwise(edges):
         offset, estimate, position = (low + high) / 2, 0.0, 0.0
         for a, p in zip(z, pi, strict=True):
             if p >= 1 - 1e-9:

@@ -51,7 +51,7 @@ OBJECTIVES: dict[str, tuple[Objective, str, dict[str, float]]] = {
     "negative sampling": (NegativeSampling(), "negative sampling", {}),
     "negative sampling, undivided": (NegativeSampling(mean=False), "negative sampling, undivided", {}),
     "noise contrastive": (NoiseContrastive(), "noise contrastive", {}),
-    "noise contrastive, z = e²": (NoiseContrastive(2.0), "noise contrastive", {"log_z": 2.0}),
+    "noise contrastive, fixed z": (NoiseContrastive(2.0), "noise contrastive", {"log_z": 2.0}),
     "noise contrastive, learned": (NoiseContrastive(1.5, learn=True), "noise contrastive", {"log_z": 1.5}),
     "blackout": (BlackOut(), "blackout", {}),
 }

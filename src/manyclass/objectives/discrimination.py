@@ -63,7 +63,8 @@ class NoiseContrastive(nn.Module):
         return pair_sum(self.form, target_score, scores, candidates)
 
     def extra_repr(self) -> str:
-        return f"log_z={float(self.log_z):g}, learn={isinstance(self.log_z, nn.Parameter)}"
+        learn = isinstance(self.log_z, nn.Parameter)
+        return f"log_z={self.log_z.item() if isinstance(self.log_z, nn.Parameter) else self.log_z:g}, learn={learn}"
 
 
 class BlackOut:

@@ -1,0 +1,417 @@
+"""ClassHead: a linear layer and its cross entropy, and what it adds to them."""
+
+import copy
+import io
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from manyclass import Block, Candidates, ClassCounts, ClassHead
+from manyclass.heads import _exact
+from manyclass.objectives import BlackOut, Likelihood, LogisticRanking, NoiseContrastive
+from manyclass.samplers import Bernoulli, Exhaustive, Importance, Systematic, WithExplicit
+from tests.tables import OBJECTIVES, SAMPLERS
+
+C, D, B = 23, 6, 10
+
+
+def data(dtype=torch.float64, seed=0, shape=(B,)):
+    generator = torch.Generator().manual_seed(seed)
+    hidden = torch.randn(*shape, D, dtype=dtype, generator=generator).requires_grad_()
+    return hidden, torch.randint(0, C, shape, generator=generator)
+
+
+def make_head(seed=0, **options):
+    torch.manual_seed(seed)
+    options.setdefault("sampler", Exhaustive(C))
+    options.setdefault("dtype", torch.float64)
+    head = ClassHead(D, C, **options)
+    with torch.no_grad():
+        head.weight.normal_()
+        if head.bias is not None:
+            head.bias.normal_()
+    return head
+
+
+def gradients(loss, hidden, head):
+    wanted = [hidden, head.weight] + ([] if head.bias is None else [head.bias])
+    return torch.autograd.grad(loss, wanted)
+
+
+def same(ours, theirs, atol=1e-12):
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=atol)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("ignore", [False, True], ids=["all", "some ignored"])
+@pytest.mark.parametrize("weighted", [False, True], ids=["unweighted", "weighted"])
+@pytest.mark.parametrize("bias", [False, True], ids=["no bias", "bias"])
+@pytest.mark.parametrize("how", ["sampled", "exact"])
+def test_likelihood_over_every_class_is_the_cross_entropy(how, bias, weighted, ignore, reduction):
+    head = make_head(bias=bias)
+    hidden, target = data()
+    if ignore:
+        target[[1, 4]] = -100
+    class_weight = torch.rand(C, dtype=torch.float64) + 0.1 if weighted else None
+    weight = None if class_weight is None else class_weight[target.clamp(min=0)]
+    loss = (head if how == "sampled" else head.exact_loss)(hidden, target, weight=weight, reduction=reduction)
+    theirs = F.cross_entropy(F.linear(hidden, head.weight, head.bias), target, class_weight, reduction=reduction)
+    same(loss, theirs)
+    up = torch.rand_like(loss)
+    for ours, other in zip(
+        gradients(loss.mul(up).sum(), hidden, head), gradients(theirs.mul(up).sum(), hidden, head), strict=False
+    ):
+        same(ours, other)
+
+
+def test_the_exact_loss_is_the_same_in_chunks_of_any_size(monkeypatch):
+    head = make_head()
+    hidden, target = data()
+    whole = head.exact_loss(hidden, target)
+    expected = gradients(whole, hidden, head)
+    for size in (1, 2, 5, 22):
+        monkeypatch.setattr(_exact, "_CHUNK", size * B)
+        chunked = head.exact_loss(hidden, target)
+        same(chunked, whole)
+        for ours, other in zip(gradients(chunked, hidden, head), expected, strict=True):
+            same(ours, other)
+
+
+@pytest.mark.parametrize("chunk", [1 << 24, 3 * B], ids=["whole", "chunks"])
+def test_exact_and_sampled_agree_on_what_is_excluded(monkeypatch, chunk):
+    monkeypatch.setattr(_exact, "_CHUNK", chunk)
+    head = make_head()
+    hidden, target = data()
+    exclude = torch.stack([(target + 1) % C, (target + 5) % C, torch.full_like(target, -1)], 1)
+    logits = F.linear(hidden, head.weight, head.bias).scatter(1, exclude[:, :2], -torch.inf)
+    expected = F.cross_entropy(logits, target)
+    theirs = gradients(expected, hidden, head)
+    for loss in (head(hidden, target, exclude=exclude), head.exact_loss(hidden, target, exclude=exclude)):
+        same(loss, expected)
+        for ours, other in zip(gradients(loss, hidden, head), theirs, strict=True):
+            same(ours, other)
+
+
+@pytest.mark.parametrize("similarity", ["dot", "cosine"])
+@pytest.mark.parametrize("sparse", [False, True], ids=["dense", "sparse"])
+@pytest.mark.parametrize("group_size", [None, 1, 4])
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_a_draw_is_scored_as_the_full_matrix_would_be(name, group_size, sparse, similarity):
+    sampler = SAMPLERS[name](torch.rand(C) + 0.1, 5, group_size)
+    head = make_head(sampler=sampler, sparse=sparse, similarity=similarity, scale=3.0)
+    hidden, target = data()
+    candidates = sampler(target, exclude=target.unsqueeze(1), generator=torch.Generator().manual_seed(4))
+    x, w = hidden, head.weight
+    if similarity == "cosine":
+        x, w = 3.0 * F.normalize(hidden, dim=1), F.normalize(head.weight, dim=1)
+    logits = x @ w.T + head.bias
+    target_score, scores = head.candidate_scores(hidden, target, candidates)
+    same(target_score, logits.gather(1, target.unsqueeze(1)).squeeze(1))
+    ids = candidates.ids()
+    same(scores, logits.gather(1, ids).masked_fill(candidates.hits(ids), -torch.inf))
+    loss = head(hidden, target, generator=torch.Generator().manual_seed(4))
+    same(loss, Likelihood()(target_score, scores, candidates).mean())
+    reference = Likelihood()(
+        logits.gather(1, target.unsqueeze(1)).squeeze(1),
+        logits.gather(1, ids).masked_fill(candidates.hits(ids), -torch.inf),
+        candidates,
+    ).mean()
+    for ours, other in zip(gradients(loss, hidden, head), gradients(reference, hidden, head), strict=True):
+        assert ours.is_sparse == (sparse and ours.shape[0] == C)
+        same(ours.to_dense(), other)
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_every_objective_trains_the_head(name):
+    objective = OBJECTIVES[name][0]
+    torch.manual_seed(0)
+    centres = torch.randn(C, D)
+    target = torch.randint(0, C, (400,))
+    hidden = centres[target] + 0.1 * torch.randn(400, D)
+    head = ClassHead(D, C, sampler=Importance(torch.ones(C), 8), objective=copy.deepcopy(objective))
+    before = head.exact_loss(hidden, target).item()
+    optimizer = torch.optim.Adagrad(head.parameters(), lr=0.2)
+    for _ in range(60):
+        optimizer.zero_grad()
+        head(hidden, target).backward()
+        optimizer.step()
+    best = head.topk(hidden, 1).ids.squeeze(1)
+    # Chance is 1/23; plain importance sampling and NCE with z = 1 are the slow ones, as the paper says.
+    assert (best == target).float().mean() > 0.5
+    if objective.form is not None and not objective.normalised:
+        assert head.exact_loss(hidden, target).item() < before
+
+
+def test_sequences_are_batches_of_another_shape():
+    head = make_head(sampler=Importance(torch.rand(C) + 0.1, 5))
+    hidden, target = data(shape=(2, 5))
+    target[1, 3] = -100
+    exclude = torch.randint(-1, C, (2, 5, 2))
+    weight = torch.rand(2, 5, dtype=torch.float64)
+    losses = head(
+        hidden, target, weight=weight, exclude=exclude, reduction="none", generator=torch.Generator().manual_seed(0)
+    )
+    flat = head(
+        hidden.reshape(10, D),
+        target.reshape(10),
+        weight=weight.reshape(10),
+        exclude=exclude.reshape(10, 2),
+        reduction="none",
+        generator=torch.Generator().manual_seed(0),
+    )
+    assert losses.shape == (2, 5)
+    assert losses[1, 3] == 0
+    same(losses.reshape(10), flat)
+    assert head.topk(hidden, 3).ids.shape == (2, 5, 3)
+    assert head.log_prob(hidden, target.clamp(min=0).unsqueeze(-1)).shape == (2, 5, 1)
+    assert head.log_z(hidden).shape == (2, 5)
+    assert head.approximate_log_likelihood(hidden, target.clamp(min=0)).shape == (2, 5)
+
+
+def test_ignored_examples_touch_no_row_of_their_own():
+    head = make_head(sampler=WithExplicit(None, torch.tensor([5]), num_classes=C), sparse=True)
+    hidden, _ = data()
+    target = torch.full((B,), -100)
+    target[2] = 7
+    head(hidden, target).backward()
+    assert set(head.weight.grad.coalesce().indices()[0].tolist()) == {5, 7}
+
+
+def test_a_batch_of_ignored_examples_has_no_loss():
+    head = make_head()
+    hidden, _ = data()
+    loss = head(hidden, torch.full((B,), -100))
+    assert loss.item() == 0
+    loss.backward()
+    assert (head.weight.grad == 0).all()
+
+
+def test_a_class_may_be_the_ignored_one():
+    head = make_head()
+    hidden, target = data()
+    target[:3] = 0
+    expected = F.cross_entropy(F.linear(hidden, head.weight, head.bias), target, ignore_index=0)
+    same(head(hidden, target, ignore_index=0), expected)
+
+
+@pytest.mark.parametrize("sparse", [False, True], ids=["dense", "sparse"])
+@pytest.mark.parametrize("group_size", [None, 1, 3])
+def test_only_observed_classes_learn_if_asked(group_size, sparse):
+    hidden, target = data()
+    target[:] = torch.tensor([3, 3, 9, 14, 14, 14, 20, 9, 3, 3])
+    results = {}
+    for update in ("scored", "observed"):
+        sampler = Importance(torch.ones(C), 15, group_size=group_size)
+        head = make_head(sampler=sampler, update=update, sparse=sparse)
+        loss = head(hidden, target, generator=torch.Generator().manual_seed(0))
+        results[update] = (loss, *(g.coalesce() if g.is_sparse else g for g in gradients(loss, hidden, head)))
+    same(results["observed"][0], results["scored"][0])
+    same(results["observed"][1], results["scored"][1])
+    observed = torch.zeros(C, dtype=torch.bool)
+    observed[target] = True
+    for ours, every in zip(results["observed"][2:], results["scored"][2:], strict=True):
+        if sparse:
+            assert set(ours.indices()[0].tolist()) == set(target.tolist())
+        same(ours.to_dense()[observed], every.to_dense()[observed])
+        assert (ours.to_dense()[~observed] == 0).all()
+        assert (every.to_dense()[~observed] != 0).any()
+
+
+def test_groups_may_be_in_any_order():
+    """A block whose groups are not runs: each example sees the classes of its own group."""
+    head = make_head()
+    hidden, target = data()
+    order = torch.randperm(B, generator=torch.Generator().manual_seed(1))
+    ids = torch.randint(0, C, (4, 3), generator=torch.Generator().manual_seed(2))
+    block = Block(ids, torch.zeros(4, 3, dtype=torch.float64), order)
+    candidates = Candidates((block,), torch.empty(B, 0, dtype=torch.int64), None, C)
+    _, scores = head.candidate_scores(hidden, target, candidates)
+    logits = F.linear(hidden, head.weight, head.bias)
+    size = -(-B // 4)
+    for place, example in enumerate(order.tolist()):
+        same(scores[example], logits[example, ids[place // size]])
+        assert candidates.ids()[example].tolist() == ids[place // size].tolist()
+
+
+def test_probabilities_and_top_k_are_exact(monkeypatch):
+    monkeypatch.setattr(_exact, "_CHUNK", 5 * B)
+    head = make_head()
+    hidden, target = data()
+    log_p = F.log_softmax(F.linear(hidden, head.weight, head.bias), 1)
+    same(head.log_prob(hidden, torch.arange(C)), log_p)
+    same(head.log_prob(hidden, target.unsqueeze(1)), log_p.gather(1, target.unsqueeze(1)))
+    best = head.topk(hidden, 7)
+    values, ids = log_p.topk(7, 1)
+    same(best.log_prob, values)
+    assert (best.ids == ids).all()
+    rest = head.topk(hidden, 5, exclude=ids[:, :2])
+    assert (rest.ids == ids[:, 2:]).all()
+    same(rest.log_prob, values[:, 2:])
+    assert head.topk(hidden, C).ids.sort(1).values.tolist() == [list(range(C))] * B
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_the_approximate_likelihood_is_a_monitor_under_every_objective(name):
+    head = make_head(sampler=Systematic(torch.rand(C) + 0.1, C), objective=OBJECTIVES[name][0])
+    hidden, target = data()
+    monitor = head.approximate_log_likelihood(hidden, target)
+    assert not monitor.requires_grad
+    # k = C is exact.
+    same(monitor.mean(), -head.exact_loss(hidden, target).detach())
+
+
+def test_log_z_of_each_example_reaches_noise_contrastive():
+    head = make_head(sampler=Importance(torch.ones(C), 6), objective=NoiseContrastive(0.5))
+    hidden, target = data()
+    log_z = torch.randn(B, dtype=torch.float64, requires_grad=True)
+    seed = lambda: torch.Generator().manual_seed(0)  # noqa: E731
+    loss = head(hidden, target, log_z=log_z, generator=seed())
+    loss.backward()
+    assert (log_z.grad != 0).all()
+    shifted = make_head(sampler=head.sampler, objective=NoiseContrastive(2.0))
+    same(
+        head(hidden, target, log_z=torch.full((B,), 1.5, dtype=torch.float64), generator=seed()),
+        shifted(hidden, target, generator=seed()),
+    )
+
+
+def test_with_only_counts_the_head_chooses():
+    counts = torch.arange(3000)
+    head = ClassHead(D, 3000, counts=counts)
+    assert isinstance(head.sampler, Systematic)
+    assert isinstance(head.objective, Likelihood)
+    same(head.bias.detach(), ClassCounts(counts).frequency().log().float())
+    assert isinstance(ClassHead(D, 10).sampler, Exhaustive)
+    assert isinstance(ClassHead(D, 3000).sampler, Systematic)
+
+
+def test_a_tied_head_shares_the_embedding():
+    embedding = nn.Embedding(C, D)
+    head = ClassHead.tied(embedding, sampler=Exhaustive(C), bias=False)
+    assert head.weight is embedding.weight
+    assert [name for name, _ in head.named_parameters()] == ["weight"]
+    hidden, target = data(torch.float32)
+    (head(hidden, target) + embedding(target).sum()).backward()
+    expected = (
+        F.one_hot(target, C).sum(0).unsqueeze(1).float()
+        + torch.autograd.grad(F.cross_entropy(hidden @ embedding.weight.T, target), embedding.weight)[0]
+    )
+    torch.testing.assert_close(embedding.weight.grad, expected)
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_a_tied_embedding_with_one_dense_and_one_sparse_gradient_is_refused(sparse):
+    embedding = nn.Embedding(C, D, sparse=sparse)
+    assert ClassHead.tied(embedding).sparse == sparse
+    with pytest.raises(ValueError, match=f"`sparse` must be the embedding's, {sparse}, got {not sparse}"):
+        ClassHead.tied(embedding, sparse=not sparse)
+
+
+def test_a_tied_sparse_embedding_keeps_its_gradient_sparse():
+    embedding = nn.Embedding(C, D, sparse=True)
+    head = ClassHead.tied(embedding, sampler=Importance(torch.ones(C), 3))
+    hidden, target = data(torch.float32)
+    (head(hidden, target) + embedding(target).sum()).backward()
+    assert embedding.weight.grad.is_sparse
+
+
+def test_to_linear_shares_the_parameters():
+    head = make_head()
+    hidden, _ = data()
+    linear = head.to_linear()
+    assert linear.weight is head.weight
+    assert linear.bias is head.bias
+    same(linear(hidden), head.scores(hidden, torch.arange(C)))
+    assert make_head(bias=False).to_linear().bias is None
+    with pytest.raises(ValueError, match="`similarity` must be 'dot'"):
+        make_head(similarity="cosine").to_linear()
+
+
+def trained(optimizer_class, **options):
+    counts = ClassCounts(torch.ones(C))
+    head = make_head(sampler=Importance(counts, 8))
+    optimizer = optimizer_class(head.parameters(), **options)
+    hidden, target = data()
+    for _ in range(3):
+        optimizer.zero_grad()
+        head(hidden, target).backward()
+        optimizer.step()
+    return head, optimizer
+
+
+@pytest.mark.parametrize(
+    ("optimizer_class", "options"),
+    [
+        (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9}),
+        (torch.optim.Adagrad, {"lr": 0.1}),
+        (torch.optim.Adam, {"lr": 0.1}),
+    ],
+)
+def test_resize_adds_and_retires_classes_with_sampler_and_optimiser(optimizer_class, options):
+    head, optimizer = trained(optimizer_class, **options)
+    weight, bias = head.weight.detach().clone(), head.bias.detach().clone()
+    parameter = head.weight
+    state = {name: value.clone() for name, value in optimizer.state[head.weight].items() if value.dim()}
+    head.resize(C + 4, optimizer=optimizer)
+    assert head.num_classes == head.sampler.num_classes == C + 4
+    assert head.weight is parameter
+    same(head.weight.detach()[:C], weight)
+    assert (head.bias.detach()[C:] == bias.min()).all()
+    for name, value in state.items():
+        same(optimizer.state[head.weight][name][:C], value)
+        assert (optimizer.state[head.weight][name][C:] == 0).all()
+    hidden, target = data()
+    target[0] = C + 3
+    for _ in range(2):
+        optimizer.zero_grad()
+        head(hidden, target).backward()
+        optimizer.step()
+    head.resize(10, optimizer=optimizer)
+    assert head.weight.shape == (10, D)
+    optimizer.zero_grad()
+    head(hidden, target % 10).backward()
+    optimizer.step()
+    assert head.topk(hidden, 10).ids.max() == 9
+
+
+def test_resize_needs_a_sampler_that_can_follow():
+    head = make_head(sampler=Importance(torch.ones(C), 5))
+    with pytest.raises(ValueError, match="`sampler` must be built from ClassCounts to be resized to 30 classes"):
+        head.resize(30)
+    assert head.num_classes == C
+    head.resize(30, sampler=Importance(torch.ones(30), 5))
+    assert head.num_classes == 30
+
+
+def test_resize_follows_a_tied_embedding():
+    embedding = nn.Embedding(C, D)
+    head = ClassHead.tied(embedding, counts=torch.ones(C))
+    head.resize(C + 2)
+    assert embedding.num_embeddings == C + 2
+    assert embedding(torch.tensor([C + 1])).shape == (1, D)
+
+
+@pytest.mark.parametrize("sparse", [False, True], ids=["dense", "sparse"])
+def test_copies_and_pickles_are_heads_of_their_own(sparse):
+    head = make_head(sampler=Bernoulli(torch.rand(C) + 0.1, 6), sparse=sparse)
+    buffer = io.BytesIO()
+    torch.save(head, buffer)
+    buffer.seek(0)
+    hidden, target = data()
+    seed = lambda: torch.Generator().manual_seed(0)  # noqa: E731
+    for other in (copy.deepcopy(head), torch.load(buffer, weights_only=False)):
+        same(other(hidden, target, generator=seed()), head(hidden, target, generator=seed()))
+        other(hidden, target).backward()
+        assert head.weight.grad is None
+        assert other.weight.grad is not None
+
+
+def test_an_objective_that_weighs_the_target_needs_a_sampler_that_knows_it():
+    hidden, target = data()
+    sampler = WithExplicit(None, torch.arange(5), num_classes=C)
+    for objective in (BlackOut(), NoiseContrastive()):
+        with pytest.raises(ValueError, match="`sampler` must know how often a target is drawn"):
+            make_head(sampler=sampler, objective=objective)(hidden, target)
+    make_head(sampler=sampler, objective=LogisticRanking())(hidden, target)

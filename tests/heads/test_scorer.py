@@ -1,0 +1,99 @@
+"""ScorerHead: the same losses over any score."""
+
+import pytest
+import torch
+from torch import nn
+
+from manyclass import ClassHead, ScorerHead
+from manyclass.heads import _exact
+from manyclass.samplers import Exhaustive, Importance
+from tests.tables import OBJECTIVES, SAMPLERS
+
+C, D, B = 23, 6, 10
+
+
+class TwoTowers(nn.Module):
+    """Class vectors from features of classes, through a small network."""
+
+    def __init__(self):
+        super().__init__()
+        generator = torch.Generator().manual_seed(0)
+        self.features = nn.Buffer(torch.randn(C, 4, dtype=torch.float64, generator=generator))
+        self.tower = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, D)).double()
+        self.encoded = []
+
+    def forward(self, hidden, ids):
+        self.encoded.append(ids.numel())
+        return hidden @ self.tower(self.features[ids]).transpose(1, 2)
+
+
+def data():
+    generator = torch.Generator().manual_seed(1)
+    hidden = torch.randn(B, D, dtype=torch.float64, generator=generator)
+    return hidden, torch.randint(0, C, (B,), generator=generator)
+
+
+def twins(sampler, objective=None):
+    """A scorer, and a linear head whose table is what the scorer computes."""
+    scorer = TwoTowers()
+    head = ScorerHead(scorer, sampler, objective=objective)
+    table = scorer.tower(scorer.features)
+    linear = ClassHead(D, C, sampler=sampler, objective=objective, bias=False, weight=nn.Parameter(table.detach()))
+    return head, linear, table
+
+
+@pytest.mark.parametrize("group_size", [None, 1, 3])
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_a_scorer_is_a_linear_head_whose_table_is_computed(name, group_size):
+    head, linear, table = twins(SAMPLERS[name](torch.rand(C) + 0.1, 5, group_size))
+    hidden, target = data()
+    exclude = torch.randint(-1, C, (B, 2))
+    losses = [h(hidden, target, exclude=exclude, generator=torch.Generator().manual_seed(2)) for h in (head, linear)]
+    torch.testing.assert_close(*losses, rtol=0, atol=1e-12)
+    (through,) = torch.autograd.grad(losses[1], linear.weight)
+    expected = torch.autograd.grad(table, list(head.scorer.parameters()), through)
+    for ours, other in zip(torch.autograd.grad(losses[0], list(head.scorer.parameters())), expected, strict=True):
+        torch.testing.assert_close(ours, other, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_every_objective_works_with_a_scorer(name):
+    head, linear, _ = twins(Importance(torch.ones(C), 7), OBJECTIVES[name][0])
+    hidden, target = data()
+    losses = [h(hidden, target, generator=torch.Generator().manual_seed(2)) for h in (head, linear)]
+    torch.testing.assert_close(*losses, rtol=0, atol=1e-12)
+
+
+def test_shared_candidates_are_encoded_once():
+    head, _, _ = twins(Importance(torch.ones(C), 7))
+    head(*data())
+    assert sorted(head.scorer.encoded) == [7, B]
+
+
+def test_exact_answers(monkeypatch):
+    monkeypatch.setattr(_exact, "_CHUNK", 4 * B)
+    head, linear, _ = twins(Exhaustive(C))
+    hidden, target = data()
+    same = lambda a, b: torch.testing.assert_close(a, b, rtol=0, atol=1e-12)  # noqa: E731
+    same(head.exact_loss(hidden, target), linear.exact_loss(hidden, target))
+    same(head.exact_loss(hidden, target), head(hidden, target))
+    same(head.log_prob(hidden, target.unsqueeze(1)), linear.log_prob(hidden, target.unsqueeze(1)))
+    same(head.log_prob(hidden, torch.arange(C)), linear.log_prob(hidden, torch.arange(C)))
+    best, expected = (
+        head.topk(hidden, 4, exclude=target.unsqueeze(1)),
+        linear.topk(hidden, 4, exclude=target.unsqueeze(1)),
+    )
+    same(best.log_prob, expected.log_prob)
+    assert (best.ids == expected.ids).all()
+
+
+def test_hidden_may_be_whatever_the_scorer_takes():
+    table = nn.Embedding(C, C)
+
+    def score(query, ids):
+        return table(query)[:, :, 0, :].gather(2, ids.unsqueeze(1).expand(-1, query.shape[1], -1))
+
+    head = ScorerHead(score, Importance(torch.ones(C), 4))
+    queries = torch.randint(0, C, (B, 1))
+    head(queries, torch.randint(0, C, (B,))).backward()
+    assert (table.weight.grad[queries.squeeze(1)] != 0).any()

@@ -1,0 +1,113 @@
+"""Same seed, same draws; tables keep their dtype; state goes round."""
+
+import copy
+
+import pytest
+import torch
+
+from manyclass import ClassCounts, ClassHead
+from manyclass.samplers import Bernoulli, Importance, Systematic, WithExplicit
+from tests.tables import SAMPLERS
+
+C = 200
+TARGET = torch.arange(9)
+
+
+def draw(sampler, seed=0):
+    candidates = sampler(TARGET, exclude=TARGET.unsqueeze(1), generator=torch.Generator().manual_seed(seed))
+    return candidates.ids(), candidates.log_kappa()
+
+
+def identical(ours, theirs):
+    return all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
+@pytest.mark.parametrize("group_size", [None, 1, 4])
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_the_same_seed_gives_the_same_draw_and_loss_bit_for_bit(name, group_size):
+    torch.manual_seed(0)
+    sampler = SAMPLERS[name](torch.rand(C) + 0.1, 20, group_size)
+    assert identical(draw(sampler), draw(sampler))
+    assert identical(draw(sampler), draw(copy.deepcopy(sampler)))
+    head = ClassHead(5, C, sampler=sampler)
+    hidden, target = torch.randn(9, 5), torch.arange(9)
+    first, second = (head(hidden, target, generator=torch.Generator().manual_seed(1)) for _ in range(2))
+    assert torch.equal(first, second)
+
+
+@pytest.mark.parametrize("name", [name for name in SAMPLERS if name not in ("exhaustive", "set alone")])
+def test_another_seed_gives_another_draw(name):
+    sampler = SAMPLERS[name](torch.rand(C) + 0.1, 20, None)
+    assert any(not identical(draw(sampler, 0), draw(sampler, seed)) for seed in range(1, 5))
+
+
+@pytest.mark.parametrize("convert", [torch.nn.Module.half, torch.nn.Module.bfloat16, lambda m: m.to(torch.float16)])
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_tables_keep_their_dtype(name, convert):
+    sampler = SAMPLERS[name](torch.rand(C) + 0.1, 20, None)
+    before = draw(sampler)
+    dtypes = {key: value.dtype for key, value in sampler.state_dict().items()}
+    head = convert(ClassHead(5, C, sampler=sampler))
+    assert head.weight.dtype != torch.float32
+    assert {key: value.dtype for key, value in head.sampler.state_dict().items()} == dtypes
+    after = draw(head.sampler)
+    assert after[1].dtype == torch.float64
+    assert identical(before, after)
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_state_goes_round_into_a_sampler_of_other_weights(name):
+    torch.manual_seed(0)
+    sampler = SAMPLERS[name](torch.rand(C) ** 8 + 1e-6, 20, None)
+    other = SAMPLERS[name](torch.rand(C) + 0.1, 20, None)
+    other.load_state_dict(sampler.state_dict())
+    assert identical(draw(other), draw(sampler))
+
+
+@pytest.mark.parametrize("make", [Importance, Systematic, Bernoulli])
+def test_streaming_counts_are_part_of_the_state(make):
+    counts = ClassCounts.streaming(C)
+    sampler = make(counts, 20)
+    counts.update(torch.randint(0, 20, (5000,)))
+    sampler.refresh()
+    fresh = make(ClassCounts.streaming(C), 20)
+    fresh.load_state_dict(sampler.state_dict())
+    assert identical(draw(fresh), draw(sampler))
+    fresh.refresh()
+    assert identical(draw(fresh), draw(sampler))
+
+
+@pytest.mark.parametrize("make", [Importance, Systematic, Bernoulli])
+def test_a_sampler_of_counts_can_be_resized(make):
+    sampler = WithExplicit(make(ClassCounts(torch.arange(C)), 20), torch.tensor([3, C - 1]))
+    sampler.resize(C + 50)
+    assert sampler.num_classes == C + 50
+    assert sampler(torch.tensor([C + 49])).num_classes == C + 50
+    sampler.resize(C - 50)
+    ids, _log_kappa = draw(sampler)
+    assert ids.max() < C - 50
+    assert (ids == 3).any(1).all()
+
+
+def test_explicit_classes_are_not_drawn_again():
+    explicit = torch.tensor([0, 5])
+    sampler = WithExplicit(Importance(torch.ones(9), 50), explicit)
+    ids, log_kappa = draw(sampler)
+    assert not torch.isin(ids[:, 2:], explicit).any()
+    assert (log_kappa[:, :2] == 0).all()
+
+
+def test_a_class_of_no_weight_may_be_explicit():
+    weights = torch.ones(9)
+    weights[3] = 0
+    sampler = WithExplicit(Systematic(weights, 4), torch.tensor([3]))
+    ids, _ = draw(sampler)
+    assert (ids[:, 0] == 3).all()
+
+
+def test_a_budget_is_split_between_the_heaviest_classes_and_the_draw():
+    weights = torch.tensor([1.0, 9.0, 2.0, 8.0, 3.0, 1.0, 1.0, 1.0, 1.0])
+    sampler = WithExplicit.budget(Systematic(weights, 3), 5)
+    candidates = sampler(torch.tensor([0]))
+    assert candidates.ids().shape[1] == 5
+    assert candidates.ids()[0, :2].tolist() == [1, 3]

@@ -1,0 +1,63 @@
+"""The table that draws are looked up in: every position finds its class, however masses are spread."""
+
+import pytest
+import torch
+
+from manyclass.samplers._table import MassTable
+
+SPREADS = {
+    "equal": lambda n: torch.ones(n),
+    "random": lambda n: torch.rand(n) + 1e-3,
+    "very uneven": lambda n: torch.rand(n) ** 20 + 1e-9,
+    "Zipf": lambda n: 1 / torch.arange(1, n + 1),
+    "Zipf in random order": lambda n: 1 / (torch.randperm(n) + 1.0) ** 1.5,
+    "half of them 0": lambda n: (torch.rand(n) > 0.5) * 1.0 + (torch.arange(n) == 0),
+    "0 at the start": lambda n: (torch.arange(n) >= n // 2) * 1.0,
+    "0 at the end": lambda n: (torch.arange(n) <= n // 2) * 1.0,
+    "one has nearly all": lambda n: torch.where(torch.arange(n) == n // 2, 1e9, 1.0),
+}
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 16, 17, 100, 4000])
+@pytest.mark.parametrize("spread", SPREADS.values(), ids=SPREADS)
+def test_every_position_finds_the_class_that_owns_it(spread, n):
+    torch.manual_seed(n)
+    mass = spread(n).double()
+    table = MassTable(mass)
+    edges = torch.cat([torch.zeros(1, dtype=torch.float64), mass.cumsum(0)])
+    assert table.total == edges[-1]
+    below = edges.nextafter(torch.zeros(1, dtype=torch.float64))
+    position = torch.cat([torch.rand(3000, dtype=torch.float64) * table.total, edges, below])
+    ids, found = table.locate(position)
+    # The end of the line belongs to the last class that has any mass.
+    inside = position.clamp(max=below[-1].item())
+    assert (ids == torch.searchsorted(edges, inside, right=True) - 1).all()
+    assert (found == table.mass(ids)).all()
+    assert (found > 0).all()
+    start, end = table.interval(torch.arange(n))
+    assert (start[mass > 0] == edges[:-1][mass > 0]).all()
+    assert (end[mass > 0] == edges[1:][mass > 0]).all()
+    assert (table.mass(torch.arange(n))[mass == 0] == 0).all()
+
+
+def test_positions_keep_their_shape():
+    ids, mass = MassTable(torch.ones(5, dtype=torch.float64)).locate(torch.full((2, 3), 4.5, dtype=torch.float64))
+    assert ids.tolist() == [[4, 4, 4], [4, 4, 4]]
+    assert mass.tolist() == [[1, 1, 1], [1, 1, 1]]
+
+
+def test_a_search_stays_short_on_real_laws():
+    mass = (1 / torch.arange(1, 1_000_001, dtype=torch.float64)) ** 1.1
+    assert len(MassTable(mass)._steps) <= 3
+
+
+def test_a_mass_lost_to_rounding_is_an_error():
+    with pytest.raises(ValueError, match="`weights` must not span more than 15 orders of magnitude, got 1e-20 at posi"):
+        MassTable(torch.tensor([1.0, 1e-20, 1.0], dtype=torch.float64))
+
+
+def test_a_table_of_nothing_locates_nothing():
+    table = MassTable(torch.zeros(3, dtype=torch.float64))
+    ids, mass = table.locate(torch.empty(0, dtype=torch.float64))
+    assert len(ids) == len(mass) == 0
+    assert table.mass(torch.arange(3)).tolist() == [0, 0, 0]

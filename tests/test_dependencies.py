@@ -1,0 +1,56 @@
+"""Who may import whom: dependencies point downwards only."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[1] / "src" / "manyclass"
+
+# Each room with the rooms it may know, and their own: what is not listed here may know nothing.
+MAY_KNOW = {
+    "_check": set(),
+    "_derived": set(),
+    "candidates": set(),
+    "counts": {"_check"},
+    "samplers": {"_check", "_derived", "candidates", "counts"},
+    "objectives": {"_check", "candidates"},
+    "kernels": {"candidates"},
+    "heads": {"_check", "_derived", "candidates", "counts", "samplers", "objectives", "kernels"},
+    "diagnostics": {"_check", "candidates", "objectives", "heads"},
+}
+
+
+def room_of(module):
+    return module.split(".")[1] if "." in module else module
+
+
+def imports(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            if node.module == "manyclass":
+                yield from (f"manyclass.{alias.name}" for alias in node.names)
+            elif node.module.startswith("manyclass."):
+                yield node.module
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name.startswith("manyclass"))
+
+
+FILES = sorted(path for path in SOURCE.rglob("*.py") if path != SOURCE / "__init__.py")
+
+
+@pytest.mark.parametrize("path", FILES, ids=[str(path.relative_to(SOURCE)) for path in FILES])
+def test_a_room_knows_only_what_lies_below_it(path):
+    room = path.relative_to(SOURCE).parts[0].removesuffix(".py")
+    assert room in MAY_KNOW, f"say in this file what {room} may know"
+    known = {room_of(module) for module in imports(path)} - {room}
+    assert known <= MAY_KNOW[room]
+
+
+def test_the_order_has_no_cycle():
+    done = set()
+    while len(done) < len(MAY_KNOW):
+        free = {room for room, below in MAY_KNOW.items() if room not in done and below <= done}
+        assert free, f"a cycle among {set(MAY_KNOW) - done}"
+        done |= free

@@ -1,0 +1,120 @@
+"""`diagnose` measures what it says it measures."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from manyclass import ClassHead, ScorerHead, diagnose
+from manyclass.objectives import LogSumExp
+from manyclass.samplers import Exhaustive, Importance, Systematic, WithExplicit
+from tests.tables import OBJECTIVES, SAMPLERS
+
+C, D, B = 60, 5, 12
+
+
+def setting(sampler, objective=None, **options):
+    torch.manual_seed(0)
+    head = ClassHead(D, C, sampler=sampler, objective=objective, dtype=torch.float64, **options)
+    with torch.no_grad():
+        head.weight.normal_()
+    return head, torch.randn(B, D, dtype=torch.float64), torch.randint(0, C, (B,))
+
+
+@pytest.mark.parametrize("sampler", [Exhaustive(C), Systematic(torch.rand(C) + 0.1, C)])
+def test_an_exact_head_has_no_error(sampler):
+    report = diagnose(*setting(sampler), draws=2)
+    assert report.rmse_log_z == pytest.approx(0, abs=1e-12)
+    assert report.bias_log_z == pytest.approx(0, abs=1e-12)
+    assert report.gamma_rmse == pytest.approx(0, abs=1e-6)
+    assert report.sign_agreement == 1
+    assert report.classes_scored == C
+    assert report.rows_touched == C
+
+
+@pytest.mark.parametrize("similarity", ["dot", "cosine"])
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_it_agrees_with_the_full_matrices(name, similarity):
+    """One draw, everything written out over all classes."""
+    sampler = SAMPLERS[name](torch.rand(C) + 0.1, 9, 4)
+    head, hidden, target = setting(sampler, similarity=similarity)
+    report = diagnose(head, hidden, target, draws=1, generator=torch.Generator().manual_seed(1))
+    seed = torch.Generator().manual_seed(1)
+    candidates = sampler(target, exclude=target.unsqueeze(1), generator=seed)
+    x, w = hidden, head.weight.detach().clone().requires_grad_()
+    if similarity == "cosine":
+        logits = head.scale * F.normalize(x, dim=1) @ F.normalize(w, dim=1).T + head.bias.detach()
+    else:
+        logits = x @ w.T + head.bias.detach()
+    kappa = torch.zeros(B, C, dtype=torch.float64)
+    slots = candidates.log_kappa().exp().masked_fill(candidates.empty(), 0)
+    kappa.scatter_add_(1, candidates.ids(), slots)
+    kappa.scatter_(1, target.unsqueeze(1), 1.0)
+    u = logits.detach().exp()
+    z, z_approximate = u.sum(1), (kappa * u).sum(1)
+    one_hot = F.one_hot(target, C)
+    gamma = one_hot - u / z.unsqueeze(1)
+    approximate = one_hot - kappa * u / z_approximate.unsqueeze(1)
+    error = z_approximate.log() - z.log()
+    assert report.rmse_log_z == pytest.approx(float(error.square().mean().sqrt()))
+    assert report.bias_log_z == pytest.approx(float(error.mean()))
+    expected = float((approximate - gamma).square().sum(1).mean().sqrt())
+    assert report.gamma_rmse == pytest.approx(expected, abs=1e-7)
+    touched = (kappa > 0).any(0)
+    assert report.rows_touched == int(touched.sum())
+    assert report.classes_scored == pytest.approx(float((~candidates.empty()).sum(1).double().mean()) + 1)
+    signs = []
+    for g in (approximate, gamma):
+        (rows,) = torch.autograd.grad((logits * g).sum(), w, retain_graph=True)
+        signs.append(torch.cat([rows, g.sum(0).unsqueeze(1)], 1)[touched].sign())
+    assert report.sign_agreement == pytest.approx(float((signs[0] == signs[1]).double().mean()))
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_every_objective_can_be_diagnosed(name):
+    objective = OBJECTIVES[name][0]
+    report = diagnose(*setting(Importance(torch.ones(C), 10), objective), draws=4)
+    has_z = isinstance(objective.form, LogSumExp)
+    assert (report.rmse_log_z is not None) == (report.bias_log_z is not None) == has_z
+    assert report.gamma_rmse > 0
+    assert 0 <= report.sign_agreement <= 1
+    assert "gradient signs right" in str(report)
+
+
+def test_the_error_falls_with_k():
+    errors = [diagnose(*setting(Importance(torch.ones(C), k)), draws=64).rmse_log_z for k in (4, 16, 256)]
+    assert errors[0] > errors[1] > errors[2]
+
+
+def test_a_scorer_is_diagnosed_as_the_linear_head_it_equals():
+    class Dot(nn.Module):
+        def __init__(self, table):
+            super().__init__()
+            self.table = nn.Parameter(table)
+
+        def forward(self, hidden, ids):
+            return hidden @ self.table[ids].transpose(1, 2)
+
+    sampler = Systematic(torch.rand(C) + 0.1, 12)
+    head, hidden, target = setting(sampler, bias=False)
+    scorer = ScorerHead(Dot(head.weight.detach().clone()), sampler)
+    ours = diagnose(scorer, hidden, target, draws=3, generator=torch.Generator().manual_seed(0))
+    theirs = diagnose(head, hidden, target, draws=3, generator=torch.Generator().manual_seed(0))
+    assert ours.rmse_log_z == pytest.approx(theirs.rmse_log_z)
+    assert ours.gamma_rmse == pytest.approx(theirs.gamma_rmse)
+    assert ours.rows_touched == theirs.rows_touched
+
+
+def test_nothing_is_left_behind():
+    head, hidden, target = setting(WithExplicit(Importance(torch.ones(C), 5), "batch"))
+    before = head.weight.detach().clone()
+    hidden.requires_grad_()
+    diagnose(head, hidden, target, draws=2)
+    assert head.weight.grad is None
+    assert hidden.grad is None
+    assert torch.equal(head.weight, before)
+
+
+def test_a_probe_of_one_example_is_enough():
+    head, hidden, target = setting(Importance(torch.ones(C), 5))
+    assert diagnose(head, hidden[:1], target[:1], draws=2).rmse_log_z > 0

@@ -1,0 +1,138 @@
+"""On a GPU: the same answers as on the CPU, and no step that waits for the device."""
+
+import pytest
+import torch
+
+from manyclass import ClassCounts, ClassHead, HierarchicalHead, diagnose
+from tests.tables import OBJECTIVES, SAMPLERS
+
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning:torch"),
+]
+
+C, D, B = 3000, 32, 48
+
+
+@pytest.fixture
+def no_waiting():
+    """Turns every wait for the device into an error."""
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    yield
+    torch.cuda.set_sync_debug_mode("default")
+
+
+def setting(name="systematic", group_size=None, **options):
+    torch.manual_seed(0)
+    weights = 1 / torch.arange(1, C + 1)
+    head = ClassHead(D, C, sampler=SAMPLERS[name](weights, 60, group_size), **options)
+    return head, torch.randn(B, D), torch.randint(0, C, (B,))
+
+
+@pytest.mark.parametrize("sparse", [False, True], ids=["dense", "sparse"])
+@pytest.mark.parametrize("group_size", [None, 1, 8])
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_a_step_waits_for_nothing(name, group_size, sparse, request):
+    head, hidden, target = setting(name, group_size, sparse=sparse)
+    head, hidden, target = head.cuda(), hidden.cuda().requires_grad_(), target.cuda()
+    exclude = torch.randint(-1, C, (B, 3), device="cuda")
+    weight = torch.rand(B, device="cuda")
+    head(hidden, target, exclude=exclude, weight=weight).backward()
+    request.getfixturevalue("no_waiting")
+    head(hidden, target, exclude=exclude, weight=weight).backward()
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_no_objective_waits(name, request):
+    head, hidden, target = setting(objective=OBJECTIVES[name][0])
+    head, hidden, target = head.cuda(), hidden.cuda(), target.cuda()
+    head(hidden, target).backward()
+    request.getfixturevalue("no_waiting")
+    head(hidden, target).backward()
+    torch.cuda.set_sync_debug_mode("default")
+    head.cpu()
+
+
+@pytest.mark.parametrize("group_size", [None, 1, 8])
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_the_same_candidates_have_the_same_scores_and_loss(name, group_size):
+    head, hidden, target = setting(name, group_size)
+    moved = head.cuda()
+    candidates = moved.sampler(target.cuda(), exclude=target.cuda().unsqueeze(1))
+    target_score, scores = moved.candidate_scores(hidden.cuda(), target.cuda(), candidates)
+    logits = hidden @ head.weight.detach().cpu().T + head.bias.detach().cpu()
+    ids = candidates.ids().cpu()
+    expected = logits.gather(1, ids).masked_fill(candidates.hits(candidates.ids()).cpu(), -torch.inf)
+    torch.testing.assert_close(scores.cpu(), expected, rtol=2e-3, atol=2e-3)
+    torch.testing.assert_close(
+        target_score.cpu(), logits.gather(1, target.unsqueeze(1)).squeeze(1), rtol=1e-4, atol=1e-4
+    )
+
+
+@pytest.mark.parametrize("name", [name for name in SAMPLERS if name != "set alone"])
+def test_the_promise_holds_there_too(name):
+    weights = torch.rand(50, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) + 0.1
+    sampler = SAMPLERS[name](weights, 10, 1).cuda()
+    g = torch.rand(50, dtype=torch.float64, device="cuda")
+    target = torch.arange(50, device="cuda").repeat(20)
+    errors = []
+    for _ in range(40):
+        candidates = sampler(target, exclude=target.unsqueeze(1))
+        kappa = candidates.log_kappa().exp().masked_fill(candidates.empty(), 0.0)
+        errors.append((kappa * g[candidates.ids()]).sum(1) - (g.sum() - g[target]))
+    error = torch.cat(errors)
+    assert abs(error.mean()) <= 4.5 * error.std() / len(error) ** 0.5 + 1e-9
+
+
+def test_exact_answers_agree():
+    head, hidden, target = setting()
+    expected = head.exact_loss(hidden, target), head.topk(hidden, 5).ids
+    head = head.cuda()
+    torch.testing.assert_close(head.exact_loss(hidden.cuda(), target.cuda()).cpu(), expected[0], rtol=1e-3, atol=1e-3)
+    assert (head.topk(hidden.cuda(), 5).ids.cpu() == expected[1]).float().mean() > 0.95
+    assert 0 < diagnose(head, hidden.cuda(), target.cuda(), draws=4).rmse_log_z < 1
+
+
+@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
+def test_autocast(half):
+    head, hidden, target = setting()
+    head, hidden, target = head.cuda(), hidden.cuda(), target.cuda()
+    with torch.autocast("cuda", dtype=half):
+        loss = head(hidden, target)
+    assert loss.dtype == torch.float32
+    loss.backward()
+    assert torch.isfinite(head.weight.grad).all()
+
+
+@pytest.mark.parametrize("sparse", [False, True], ids=["dense", "sparse"])
+@pytest.mark.parametrize("name", ["importance", "systematic", "minibatch explicit"])
+def test_a_compiled_step(name, sparse):
+    torch._dynamo.reset()
+    head, hidden, target = setting(name, sparse=sparse)
+    head, hidden, target = head.cuda(), hidden.cuda(), target.cuda()
+    run = torch.compile(head, fullgraph=True)
+    losses = []
+    for _ in range(3):
+        head.zero_grad(set_to_none=True)
+        loss = run(hidden, target)
+        loss.backward()
+        losses.append(loss.item())
+    assert head.weight.grad.is_sparse == sparse
+    assert abs(losses[-1] - head.exact_loss(hidden, target).item()) < 1
+
+
+def test_the_hierarchical_head_agrees():
+    torch.manual_seed(0)
+    head = HierarchicalHead(D, C, counts=torch.arange(C))
+    hidden, target = torch.randn(B, D), torch.randint(0, C, (B,))
+    expected = head(hidden, target)
+    torch.testing.assert_close(head.cuda()(hidden.cuda(), target.cuda()).cpu(), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_counts_stream_and_tables_are_rebuilt_there():
+    counts = ClassCounts.streaming(C)
+    head = ClassHead(D, C, sampler=SAMPLERS["importance"](counts, 60, None)).cuda()
+    counts.update(torch.full((10 * C,), 7, device="cuda"))
+    head.sampler.refresh()
+    assert (head.sampler(torch.tensor([1], device="cuda")).ids() == 7).float().mean() > 0.7

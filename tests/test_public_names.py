@@ -1,0 +1,47 @@
+"""Every public class is in a table that all tests of its kind run over."""
+
+import inspect
+
+import manyclass
+from manyclass import objectives, samplers
+from tests import tables
+
+
+def public_classes(module):
+    return {
+        name
+        for name, value in vars(module).items()
+        if inspect.isclass(value) and not name.startswith("_") and not getattr(value, "_is_protocol", False)
+    }
+
+
+def test_every_sampler_is_in_the_table():
+    import torch
+
+    made = {type(make(torch.ones(6), 2, None)).__name__ for make in tables.SAMPLERS.values()}
+    assert public_classes(samplers) == made
+
+
+def test_every_objective_is_in_the_table():
+    made = {type(objective).__name__ for objective, *_ in tables.OBJECTIVES.values()}
+    forms = {"LogSumExp", "PairSum"}
+    assert public_classes(objectives) - forms == made
+
+
+def test_the_public_names_are_these():
+    assert public_classes(manyclass) == {
+        "Block",
+        "Candidates",
+        "ClassCounts",
+        "ClassHead",
+        "Diagnosis",
+        "HierarchicalHead",
+        "ScorerHead",
+    }
+    assert callable(manyclass.diagnose)
+
+
+def test_every_public_class_says_what_it_is():
+    for module in (manyclass, samplers, objectives):
+        for name in public_classes(module):
+            assert inspect.getdoc(getattr(module, name)), name
