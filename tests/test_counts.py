@@ -58,7 +58,7 @@ def test_alpha_is_exactly_0_for_all_classes_and_1_for_one():
 def test_without_smoothing_alpha_may_not_exist():
     counts = ClassCounts(torch.tensor([5, 0, 7, 0]), smoothing=0)
     assert counts.alpha(1) == pytest.approx(1.0)
-    with pytest.raises(ValueError, match="`k` must be at most 2, the number of classes that occur, .* got 3"):
+    with pytest.raises(ValueError, match=r"`k` must be at most 2, the number of classes that occur, .* got 3"):
         counts.alpha(3)
 
 

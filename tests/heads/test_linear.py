@@ -60,9 +60,8 @@ def test_likelihood_over_every_class_is_the_cross_entropy(how, bias, weighted, i
     theirs = F.cross_entropy(F.linear(hidden, head.weight, head.bias), target, class_weight, reduction=reduction)
     same(loss, theirs)
     up = torch.rand_like(loss)
-    for ours, other in zip(
-        gradients(loss.mul(up).sum(), hidden, head), gradients(theirs.mul(up).sum(), hidden, head), strict=False
-    ):
+    our_gradients, their_gradients = (gradients(x.mul(up).sum(), hidden, head) for x in (loss, theirs))
+    for ours, other in zip(our_gradients, their_gradients, strict=True):
         same(ours, other)
 
 
