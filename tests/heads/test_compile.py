@@ -8,8 +8,10 @@ import torch
 from manyclass import ClassHead
 from manyclass.samplers import Exhaustive, Importance, Systematic, WithExplicit
 
-# torch's compiler imports parts of torch that it has itself deprecated.
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
+# torch's compiler imports parts of torch that it has itself deprecated; torch 2.11 warns of every sparse gradient.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning:torch", "ignore:Sparse invariant checks:UserWarning"
+)
 
 C, D, B = 400, 8, 6
 
