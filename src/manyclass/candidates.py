@@ -60,7 +60,7 @@ def join(*blocks: Block) -> tuple[Block, ...]:
     joined: list[Block] = []
     for block in blocks:
         last = joined[-1] if joined else None
-        if last is not None and len(last.ids) == len(block.ids) and last.order is block.order:
+        if last is not None and last.ids.shape[0] == block.ids.shape[0] and last.order is block.order:
             ids = torch.cat([last.ids, block.ids], 1)
             joined[-1] = Block(ids, torch.cat([last.log_kappa, block.log_kappa], 1), block.order)
         else:
@@ -70,12 +70,13 @@ def join(*blocks: Block) -> tuple[Block, ...]:
 
 def put_in_front(explicit: Tensor, block: Block) -> tuple[Block, ...]:
     """Explicit classes [n], κ = 1, beside a block: in it where the whole batch shares it, else as one of their own."""
-    if len(explicit) == 0:
+    number = explicit.shape[0]
+    if number == 0:
         return (block,)
     ids = explicit.unsqueeze(0)
-    if len(block.ids) == 1:
+    if block.ids.shape[0] == 1:
         # log κ = 0 is what padding fills in.
-        return (Block(torch.cat([ids, block.ids], 1), F.pad(block.log_kappa, (len(explicit), 0))),)
+        return (Block(torch.cat([ids, block.ids], 1), F.pad(block.log_kappa, (number, 0))),)
     return Block(ids, block.log_kappa.new_zeros(ids.shape)), block
 
 

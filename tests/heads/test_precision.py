@@ -47,10 +47,9 @@ def test_a_head_of_half_precision_has_float32_losses(half):
 class Rare(nn.Module):
     """Draws one class, which stands for more classes than float16 can count."""
 
-    num_classes = C
+    num_classes, device = C, None
 
-    def forward(self, target, *, hidden=None, exclude=None, generator=None):
-        exclude = target.new_empty(len(target), 0) if exclude is None else exclude
+    def draw(self, target, exclude, *, hidden, generator):
         block = Block(torch.tensor([[7]]), torch.tensor([[40.0]], dtype=torch.float64))
         return Candidates((block,), exclude, lambda: torch.full((len(target),), -40.0, dtype=torch.float64), C)
 

@@ -35,7 +35,11 @@ def draw(head: SampledHead, batch: Batch, objective: Objective, generator: torch
     if not objective.keeps_hits:
         own = batch.target.unsqueeze(1)
         exclude = own if exclude is None else torch.cat([own, exclude], 1)
-    return head.sampler(batch.target, hidden=batch.hidden.detach(), exclude=exclude, generator=generator)
+    elif exclude is None:
+        exclude = batch.target.new_empty(len(batch.target), 0)
+    if head.sampler.device is not None:
+        _check.device("sampler", batch.target, head.sampler.device)
+    return head.sampler.draw(batch.target, exclude, hidden=batch.hidden.detach(), generator=generator)
 
 
 def sampled_loss(head: SampledHead, batch: Batch, generator: torch.Generator | None) -> Tensor:

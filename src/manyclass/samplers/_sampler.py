@@ -20,6 +20,11 @@ class Sampler(Protocol):
     def num_classes(self) -> int: ...
 
     @property
+    def device(self) -> torch.device | None:
+        """Where its tables are; None where it has none."""
+        ...
+
+    @property
     def unbiased(self) -> bool: ...
 
     @property
@@ -36,6 +41,12 @@ class Sampler(Protocol):
         generator: torch.Generator | None = None,
     ) -> Candidates:
         """Draw for targets [B]; `exclude` [B, E] (-1 pads) names classes that are no candidates for an example."""
+        ...
+
+    def draw(
+        self, target: Tensor, exclude: Tensor, *, hidden: Tensor | None, generator: torch.Generator | None
+    ) -> Candidates:
+        """As a call, for arguments that have been checked: int64 [B] and [B, E], all in range."""
         ...
 
     def to(self, device: torch.device) -> Self:
@@ -67,26 +78,26 @@ class TableSampler(Sampler, Protocol):
         ...
 
 
-def check_call(
-    num_classes: int, target: Tensor, exclude: Tensor | None, device: torch.device | None
-) -> tuple[Tensor, Tensor]:
+def check_call(sampler: Sampler, target: Tensor, exclude: Tensor | None) -> tuple[Tensor, Tensor]:
     """Targets as int64 [B] and exclusions as int64 [B, E], checked."""
+    num_classes, device = sampler.num_classes, sampler.device
     target = _check.ids("target", target, num_classes)
-    if target.dim() != 1 or len(target) == 0:
+    batch = target.shape[0] if target.dim() == 1 else 0
+    if batch == 0:
         raise ValueError(f"`target` must be a vector of at least one class, got shape {list(target.shape)}")
     if device is not None:
         _check.device("target", target, device)
     if exclude is None:
-        return target, target.new_empty(len(target), 0)
+        return target, target.new_empty(batch, 0)
     exclude = _check.ids("exclude", exclude, num_classes, pads=True)
-    if exclude.dim() != 2 or len(exclude) != len(target):
-        raise ValueError(f"`exclude` must have shape [{len(target)}, E], got {list(exclude.shape)}")
+    if exclude.dim() != 2 or exclude.shape[0] != batch:
+        raise ValueError(f"`exclude` must have shape [{batch}, E], got {list(exclude.shape)}")
     _check.device("exclude", exclude, target.device)
     return target, exclude
 
 
-def num_groups(batch: int, group_size: int | None) -> int:
-    return 1 if group_size is None else -(-batch // group_size)
+def num_groups(target: Tensor, group_size: int | None) -> int:
+    return 1 if group_size is None else -(-target.shape[0] // group_size)
 
 
 def check_group_size(group_size: int | None) -> int | None:

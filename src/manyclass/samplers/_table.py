@@ -83,6 +83,7 @@ class MassTable(nn.Module):
         cumulative = self._cumulative
         n = len(cumulative) - 1
         self.num_classes = n + len(self._zero)
+        self._has_zero = len(self._zero) > 0
         self.total = float(cumulative[-1])
         stretches = -(-n // _STRETCH)
         self._scale = stretches / self.total if n else 0.0
@@ -113,7 +114,7 @@ class MassTable(nn.Module):
         # Starting earlier near the end keeps the steps, which sum to the widest cell, inside the table.
         self._guide = guide.clamp_(max=n - 1 - widest)
         self._steps = _halvings(widest)
-        if len(self._zero):
+        if self._has_zero:
             # The places of the missing classes among the others: rank r belongs to id r + #{places ≤ r}.
             places = self._zero - torch.arange(len(self._zero), device=self.device)
             self._ids = torch.empty(n, dtype=guide.dtype, device=self.device)
@@ -144,13 +145,13 @@ class MassTable(nn.Module):
             probe = rank + step
             rank = torch.where(cumulative.index_select(0, probe) <= position, probe, rank)
         mass = cumulative.index_select(0, rank + 1).sub_(cumulative.index_select(0, rank))
-        ids = self._ids.index_select(0, rank) if len(self._zero) else rank
+        ids = self._ids.index_select(0, rank) if self._has_zero else rank
         return ids.long().reshape(shape), mass.reshape(shape)
 
     def interval(self, ids: Tensor) -> tuple[Tensor, Tensor]:
         """Where the intervals of classes start and end; a class of mass 0 has an empty one between its neighbours."""
         cumulative, rank, behind = self._cumulative, ids, ids + 1
-        if len(self._zero):
+        if self._has_zero:
             before = torch.searchsorted(self._zero, ids)
             absent = self._zero.take(before.clamp(max=len(self._zero) - 1)) == ids
             rank = ids - before

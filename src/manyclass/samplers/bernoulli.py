@@ -3,7 +3,6 @@
 import math
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from manyclass import _check
@@ -102,6 +101,10 @@ class Bernoulli(nn.Module):
     def num_classes(self) -> int:
         return self.table.num_classes
 
+    @property
+    def device(self) -> torch.device:
+        return self.table.device
+
     def forward(
         self,
         target: Tensor,
@@ -110,9 +113,14 @@ class Bernoulli(nn.Module):
         exclude: Tensor | None = None,
         generator: torch.Generator | None = None,
     ) -> Candidates:
+        return self.draw(*check_call(self, target, exclude), hidden=hidden, generator=generator)
+
+    def draw(
+        self, target: Tensor, exclude: Tensor, *, hidden: Tensor | None, generator: torch.Generator | None
+    ) -> Candidates:
+        """As a call, for arguments that have been checked."""
         self.source.check_every_class_drawn()
-        target, exclude = check_call(self.num_classes, target, exclude, self.table.device)
-        groups = num_groups(len(target), self.group_size)
+        groups = num_groups(target, self.group_size)
         blocks = []
         if len(self._likely):
             b = self._likely_b
@@ -125,8 +133,9 @@ class Bernoulli(nn.Module):
             ids, rate = self.table.locate(point.clamp(max=self.table.total))
             log_kappa = rate.neg_().expm1_().neg_().log_().neg_()
             # Points beyond the line are none. Points ascend, so a class hit again follows its first hit.
-            again = F.pad(ids[:, 1:] == ids[:, :-1], (1, 0))
-            blocks.append(Block(ids, log_kappa.masked_fill_(again | (point >= self.table.total), -math.inf)))
+            log_kappa.masked_fill_(point >= self.table.total, -math.inf)
+            log_kappa[:, 1:].masked_fill_(ids[:, 1:] == ids[:, :-1], -math.inf)
+            blocks.append(Block(ids, log_kappa))
         return Candidates(join(*blocks), exclude, lambda: self._log_kappa(target), self.num_classes)
 
     @property

@@ -21,6 +21,7 @@ class Exhaustive(nn.Module):
 
     unbiased = True
     renormalises = False
+    device = None
 
     def __init__(self, num_classes: int) -> None:
         super().__init__()
@@ -34,7 +35,12 @@ class Exhaustive(nn.Module):
         exclude: Tensor | None = None,
         generator: torch.Generator | None = None,
     ) -> Candidates:
-        target, exclude = check_call(self.num_classes, target, exclude, None)
+        return self.draw(*check_call(self, target, exclude), hidden=hidden, generator=generator)
+
+    def draw(
+        self, target: Tensor, exclude: Tensor, *, hidden: Tensor | None, generator: torch.Generator | None
+    ) -> Candidates:
+        """As a call, for arguments that have been checked."""
         ids = torch.arange(self.num_classes, device=target.device).unsqueeze(0)
         log_kappa = torch.zeros(ids.shape, dtype=torch.float64, device=target.device)
         return Candidates(

@@ -71,6 +71,12 @@ class WithExplicit(nn.Module):
         return self._num_classes
 
     @property
+    def device(self) -> torch.device | None:
+        if self._explicit is not None:
+            return self._explicit.device
+        return None if self.sampler is None else self.sampler.device
+
+    @property
     def renormalises(self) -> bool:
         return self.sampler is not None and self.sampler.renormalises
 
@@ -86,8 +92,12 @@ class WithExplicit(nn.Module):
         exclude: Tensor | None = None,
         generator: torch.Generator | None = None,
     ) -> Candidates:
-        device = None if self._explicit is None else self._explicit.device
-        target, exclude = check_call(self.num_classes, target, exclude, device)
+        return self.draw(*check_call(self, target, exclude), hidden=hidden, generator=generator)
+
+    def draw(
+        self, target: Tensor, exclude: Tensor, *, hidden: Tensor | None, generator: torch.Generator | None
+    ) -> Candidates:
+        """As a call, for arguments that have been checked."""
         explicit = target.sort().values if self._explicit is None else self._explicit
         log_kappa = torch.zeros(explicit.shape, dtype=torch.float64, device=target.device)
         if self._explicit is None:
@@ -99,7 +109,7 @@ class WithExplicit(nn.Module):
         left = exclude
         if self.sampler.renormalises and not self._leaves_out:
             left = torch.cat([exclude, explicit.expand(len(target), -1)], 1)
-        rest = self.sampler(target, hidden=hidden, exclude=left, generator=generator)
+        rest = self.sampler.draw(target, left, hidden=hidden, generator=generator)
         blocks = rest.blocks if self._leaves_out else tuple(_empty_within(block, explicit) for block in rest.blocks)
         drawn = rest.target_log_kappa
         return Candidates(
@@ -144,7 +154,7 @@ def _distinct(explicit: Tensor, num_classes: int) -> Tensor:
 
 def _within(ids: Tensor, ascending: Tensor) -> Tensor:
     """bool, of the shape of `ids`: which of them are in the ascending vector."""
-    place = torch.searchsorted(ascending, ids.contiguous()).clamp_(max=len(ascending) - 1)
+    place = torch.searchsorted(ascending, ids.contiguous()).clamp_(max=ascending.shape[0] - 1)
     return ascending.take(place) == ids
 
 

@@ -55,6 +55,10 @@ class Importance(nn.Module):
     def num_classes(self) -> int:
         return self.table.num_classes
 
+    @property
+    def device(self) -> torch.device:
+        return self.table.device
+
     def forward(
         self,
         target: Tensor,
@@ -63,9 +67,14 @@ class Importance(nn.Module):
         exclude: Tensor | None = None,
         generator: torch.Generator | None = None,
     ) -> Candidates:
+        return self.draw(*check_call(self, target, exclude), hidden=hidden, generator=generator)
+
+    def draw(
+        self, target: Tensor, exclude: Tensor, *, hidden: Tensor | None, generator: torch.Generator | None
+    ) -> Candidates:
+        """As a call, for arguments that have been checked."""
         self.source.check_every_class_drawn()
-        target, exclude = check_call(self.num_classes, target, exclude, self.table.device)
-        groups = num_groups(len(target), self.group_size)
+        groups = num_groups(target, self.group_size)
         # Where an explicit set takes every class, none is left to draw.
         k = self.k if self.table.total else 0
         uniform = torch.rand(groups, k, dtype=torch.float64, device=target.device, generator=generator)

@@ -63,6 +63,10 @@ class Systematic(nn.Module):
     def num_classes(self) -> int:
         return self.table.num_classes
 
+    @property
+    def device(self) -> torch.device:
+        return self.table.device
+
     def forward(
         self,
         target: Tensor,
@@ -71,9 +75,14 @@ class Systematic(nn.Module):
         exclude: Tensor | None = None,
         generator: torch.Generator | None = None,
     ) -> Candidates:
+        return self.draw(*check_call(self, target, exclude), hidden=hidden, generator=generator)
+
+    def draw(
+        self, target: Tensor, exclude: Tensor, *, hidden: Tensor | None, generator: torch.Generator | None
+    ) -> Candidates:
+        """As a call, for arguments that have been checked."""
         self.source.check_every_class_drawn()
-        target, exclude = check_call(self.num_classes, target, exclude, self.table.device)
-        groups = num_groups(len(target), self.group_size)
+        groups = num_groups(target, self.group_size)
         offset = torch.rand(groups, 1, dtype=torch.float64, device=target.device, generator=generator)
         comb = torch.arange(self._teeth, dtype=torch.float64, device=target.device)
         ids, mass = self.table.locate((offset + comb).mul_(self._spacing))
