@@ -9,7 +9,7 @@ from manyclass._derived import follow_loaded_state
 
 _CHUNK = 1 << 24
 _STRETCH = 16
-_MARGIN = 1e-4
+_MARGIN = 1e-2
 
 
 class MassTable(nn.Module):
@@ -92,10 +92,12 @@ class MassTable(nn.Module):
             return
         # One more, empty, for positions that rounding takes to the end of the line.
         begin = torch.arange(stretches + 2, dtype=torch.float64, device=cumulative.device).div_(self._scale)
-        # A cell more than there are classes, so that no stretch has none.
-        cells = torch.searchsorted(cumulative[:-1], begin).diff().double().add_(1.0)
         # cell = floor(intercept + slope · position). A margin keeps both ends of a stretch inside its own cells
-        # whatever the product rounds to, so that later positions never have earlier cells.
+        # whatever the product rounds to, so that later positions never have earlier cells. The product is about
+        # stretches · cells, so a crowded stretch gets no more cells than leave its rounding within the margin.
+        most = max(1.0, _MARGIN / (8 * torch.finfo(torch.float64).eps * stretches))
+        # A cell more than there are classes, so that no stretch has none.
+        cells = torch.searchsorted(cumulative[:-1], begin).diff().double().clamp_(max=most).floor_().add_(1.0)
         slope = (cells - 2 * _MARGIN).mul_(self._scale)
         offset = cells.cumsum(0).sub_(cells).add_(_MARGIN)
         self._intercept_bits = torch.addcmul(offset, begin[:-1], slope, value=-1).view(torch.int64)
@@ -161,12 +163,6 @@ class MassTable(nn.Module):
     def mass(self, ids: Tensor) -> Tensor:
         start, end = self.interval(ids)
         return end.sub_(start)
-
-    def parts(self) -> Iterator[Tensor]:
-        """The masses of all classes that have any, some at a time."""
-        cumulative = self._cumulative
-        for start in range(0, len(cumulative) - 1, _CHUNK):
-            yield cumulative[start : start + _CHUNK + 1].diff()
 
 
 def _parts(x: Tensor) -> Iterator[tuple[int, Tensor]]:
