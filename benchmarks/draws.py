@@ -116,7 +116,7 @@ def measure_apart(name: str, num_classes: int, repeats: int, huge: bool) -> dict
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", nargs="+", default=["1e4", "1e5", "1e6", "1e7", "1e8"], help="numbers of classes")
-    parser.add_argument("--repeats", type=int, default=300)
+    parser.add_argument("--repeats", type=int, default=1000)
     parser.add_argument("--row", choices=SAMPLERS, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     sizes = [int(float(size)) for size in arguments.sizes]

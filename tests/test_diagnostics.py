@@ -115,6 +115,16 @@ def test_nothing_is_left_behind():
     assert torch.equal(head.weight, before)
 
 
+def test_ignored_examples_are_left_out():
+    head, hidden, target = setting(Importance(torch.ones(C), 5))
+    target[3:] = -100
+    ours = diagnose(head, hidden, target, draws=2, generator=torch.Generator().manual_seed(0))
+    theirs = diagnose(head, hidden[:3], target[:3], draws=2, generator=torch.Generator().manual_seed(0))
+    assert ours == theirs
+    with pytest.raises(ValueError, match="`target` must hold a class that is not ignored, got 12 ignored ones"):
+        diagnose(head, hidden, torch.full_like(target, -100))
+
+
 def test_a_probe_of_one_example_is_enough():
     head, hidden, target = setting(Importance(torch.ones(C), 5))
     assert diagnose(head, hidden[:1], target[:1], draws=2).rmse_log_z > 0

@@ -138,7 +138,10 @@ def test_the_hierarchical_head_agrees():
     head = HierarchicalHead(D, C, counts=torch.arange(C))
     hidden, target = torch.randn(B, D), torch.randint(0, C, (B,))
     expected = head(hidden, target)
-    torch.testing.assert_close(head.cuda()(hidden.cuda(), target.cuda()).cpu(), expected, rtol=1e-4, atol=1e-4)
+    head, hidden, target = head.cuda(), hidden.cuda(), target.cuda()
+    torch.testing.assert_close(head(hidden, target).cpu(), expected, rtol=1e-4, atol=1e-4)
+    with no_waiting():
+        head(hidden, target).backward()
 
 
 def test_counts_stream_and_tables_are_rebuilt_there():

@@ -78,7 +78,7 @@ def diagnose(
     Args:
         head: any head with a sampler.
         hidden: [..., D].
-        target: ids [...].
+        target: ids [...]; those of -100 are left out.
         draws: how many draws of the sampler to average over.
         generator: for the draws.
 
@@ -91,7 +91,7 @@ def diagnose(
         True
     """
     _check.whole("draws", draws, 1)
-    batch = flatten(hidden.detach(), target, head.num_classes)
+    batch = flatten(hidden.detach(), target, head.num_classes).present()
     with torch.no_grad():
         log_z = head.log_z(batch.hidden)
         exact_target = (head.scores(batch.hidden, batch.target.unsqueeze(1)).squeeze(1) - log_z).exp()

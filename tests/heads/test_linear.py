@@ -218,6 +218,15 @@ def test_only_observed_classes_learn_if_asked(group_size, sparse):
         assert (every.to_dense()[~observed] != 0).any()
 
 
+def test_an_example_may_exclude_its_own_target_among_all_its_labels():
+    head = make_head()
+    hidden, target = data()
+    others = torch.stack([(target + 1) % C, (target + 2) % C], 1)
+    labels = torch.cat([others, target.unsqueeze(1)], 1)
+    for loss in (head, head.exact_loss):
+        same(loss(hidden, target, exclude=labels), loss(hidden, target, exclude=others))
+
+
 def test_groups_may_be_in_any_order():
     """A block whose groups are not runs: each example sees the classes of its own group."""
     head = make_head()

@@ -20,7 +20,7 @@ class Batch:
         target: int64 [B]; where an example is ignored, the target of another one, so that no new row is touched.
         valid: bool [B], False where ignored.
         weight: [B] or None.
-        exclude: int64 [B, E] or None.
+        exclude: int64 [B, E] or None, without the example's own target.
         log_z: [B] or None.
         shape: the shape the targets came in.
     """
@@ -32,6 +32,14 @@ class Batch:
     exclude: Tensor | None
     log_z: Tensor | None
     shape: torch.Size
+
+    def present(self) -> "Batch":
+        """The examples that are not ignored. Waits for the device, and its shape depends on the data."""
+        if not self.valid.any():
+            raise ValueError(f"`target` must hold a class that is not ignored, got {len(self.target)} ignored ones")
+        weight, exclude, log_z = (None if x is None else x[self.valid] for x in (self.weight, self.exclude, self.log_z))
+        hidden, target, valid = (x[self.valid] for x in (self.hidden, self.target, self.valid))
+        return Batch(hidden, target, valid, weight, exclude, log_z, target.shape)
 
     def reduce(self, loss: Tensor, reduction: str) -> Tensor:
         """Losses [B] to what `reduction` says. The mean is weighted; of no examples, or of no weight, it is 0."""
@@ -91,6 +99,8 @@ def flatten(
             raise ValueError(f"`exclude` must have shape {[*shape, 'E']}, got {list(exclude.shape)}")
         _check.device("exclude", exclude, hidden.device)
         exclude = exclude.reshape(len(target), exclude.shape[-1])
+        # A user who excludes all labels of an example may name its target among them.
+        exclude = exclude.masked_fill(exclude == target.unsqueeze(1), -1)
     if log_z is not None:
         _same(log_z, "log_z", shape, hidden.device)
         log_z = log_z.reshape(-1)

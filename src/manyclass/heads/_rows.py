@@ -1,6 +1,7 @@
 """Rows of a class table, with a gradient that is dense or holds only the rows looked up."""
 
 import itertools
+from collections.abc import Callable
 from weakref import WeakValueDictionary
 
 import torch
@@ -46,6 +47,20 @@ class RowLookup:
 
 def _restore(parameter: nn.Parameter, sparse: bool) -> RowLookup:
     return RowLookup(parameter, sparse=sparse)
+
+
+def observed(ids: Tensor, target: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
+    """For ids [N] and targets [B], a function of rows [N, ...] and the targets' rows [B, ...]: it puts the latter in
+    the place of the former where the class is a target, so that only targets' rows are in the gradient."""
+    ascending, order = target.sort()
+    place = torch.searchsorted(ascending, ids).clamp_(max=len(target) - 1)
+    hit, source = ascending[place] == ids, order[place]
+
+    def learn(rows: Tensor, target_rows: Tensor) -> Tensor:
+        mask = hit if rows.dim() == 1 else hit.unsqueeze(1)
+        return torch.where(mask, target_rows[source], rows)
+
+    return learn
 
 
 @torch.library.custom_op("manyclass::gather_rows", mutates_args=())

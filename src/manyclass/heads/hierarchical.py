@@ -37,6 +37,7 @@ class HierarchicalHead(nn.Module):
 
     _length: Tensor
     _rank: Tensor
+    _levels: Tensor
 
     def __init__(
         self,
@@ -58,6 +59,7 @@ class HierarchicalHead(nn.Module):
         weights = torch.ones(num_classes) if counts is None else counts.weights()
         self.register_buffer("_length", code_lengths(weights).to(device))
         self.register_buffer("_rank", torch.empty_like(self._length), persistent=False)
+        self.register_buffer("_levels", None, persistent=False)
         self.derive()
         follow_loaded_state(self)
         bound = 1 / math.sqrt(dim)
@@ -71,6 +73,8 @@ class HierarchicalHead(nn.Module):
         """Derive from the lengths what a step needs."""
         self._code = code = canonical(self._length.cpu())
         self._rank = code.rank.to(self._length.device)
+        levels = (code.first, code.before, code.leaves, code.inner)
+        self._levels = torch.tensor(levels, device=self._length.device)
 
     def forward(
         self,
@@ -103,13 +107,10 @@ class HierarchicalHead(nn.Module):
 
         The node at depth l is what the first l bits of the code say; the next bit says where to go.
         """
-        code = self._code
         length, rank = self._length[ids], self._rank[ids]
-        first, before, leaves, inner = (
-            torch.tensor(values, device=ids.device) for values in (code.first, code.before, code.leaves, code.inner)
-        )
+        first, before, leaves, inner = self._levels
         bits = first[length] + rank - before[length]
-        depth = torch.arange(len(code.leaves) - 1, device=ids.device)
+        depth = torch.arange(len(first) - 1, device=ids.device)
         below = length.unsqueeze(-1) - depth
         on_path = below > 0
         prefix = bits.unsqueeze(-1) >> below.clamp(min=0)

@@ -14,7 +14,7 @@ from manyclass.heads import _exact
 from manyclass.heads._batch import flatten, wide
 from manyclass.heads._exact import TopK
 from manyclass.heads._resize import resize_rows, resize_state
-from manyclass.heads._rows import RowLookup
+from manyclass.heads._rows import RowLookup, observed
 from manyclass.heads._sampled import approximate_log_likelihood, sampled_loss
 from manyclass.kernels import exclude_hits, linear_scores
 from manyclass.objectives import Likelihood, Objective
@@ -313,7 +313,11 @@ class ClassHead(nn.Module):
         flat = torch.cat([block.ids.reshape(-1) for block in candidates.blocks])
         if self.update == "observed":
             target_rows, target_bias = self._lookup(target)
-            rows, bias = self._observed(flat, target, target_rows, target_bias)
+            with torch.no_grad():
+                rows, bias = self._lookup(flat)
+            learn = observed(flat, target)
+            rows = learn(rows, target_rows)
+            bias = None if bias is None or target_bias is None else learn(bias, target_bias)
         else:
             # One look-up for all, so that there is one gradient.
             rows, bias = self._lookup(torch.cat([target, flat]))
@@ -357,21 +361,6 @@ class ClassHead(nn.Module):
     def _lookup(self, ids: Tensor) -> tuple[Tensor, Tensor | None]:
         rows = self._rows(self.weight, ids)
         return rows, None if self.bias is None or self._biases is None else self._biases(self.bias, ids)
-
-    def _observed(
-        self, ids: Tensor, target: Tensor, target_rows: Tensor, target_bias: Tensor | None
-    ) -> tuple[Tensor, Tensor | None]:
-        """Rows of ids [N] that learn only where the class is a target: those are the targets' own rows, so that no
-        other row is in the gradient at all."""
-        ascending, order = target.sort()
-        place = torch.searchsorted(ascending, ids).clamp_(max=len(target) - 1)
-        observed, source = ascending[place] == ids, order[place]
-        with torch.no_grad():
-            rows, bias = self._lookup(ids)
-        rows = torch.where(observed.unsqueeze(1), target_rows[source], rows)
-        if bias is not None and target_bias is not None:
-            bias = torch.where(observed, target_bias[source], bias)
-        return rows, bias
 
     def _directions(self, x: Tensor, *, scaled: bool = True) -> Tensor:
         """Vectors as the similarity takes them: as they are, or of unit length times the scale."""

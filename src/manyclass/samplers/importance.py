@@ -33,7 +33,7 @@ class Importance(nn.Module):
         >>> sampler = Importance(torch.tensor([1.0, 1.0, 2.0]), k=4)
         >>> candidates = sampler(torch.tensor([0]), generator=torch.Generator().manual_seed(0))
         >>> candidates.ids(), candidates.log_kappa().exp()
-        (tensor([[2, 1, 0, 0]]), tensor([[0.5000, 1.0000, 1.0000, 1.0000]], dtype=torch.float64))
+        (tensor([[2, 2, 1, 2]]), tensor([[0.5000, 0.5000, 1.0000, 0.5000]], dtype=torch.float64))
     """
 
     unbiased = True

@@ -32,7 +32,7 @@ class Systematic(nn.Module):
     Example:
         >>> sampler = Systematic(torch.tensor([9.0, 1.0, 1.0, 1.0]), k=2)
         >>> candidates = sampler(torch.tensor([3]), generator=torch.Generator().manual_seed(0))
-        >>> candidates.ids(), candidates.log_kappa().exp()
+        >>> candidates.ids(), candidates.log_kappa().exp().round()
         (tensor([[0, 3]]), tensor([[1., 3.]], dtype=torch.float64))
     """
 
