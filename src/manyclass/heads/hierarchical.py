@@ -31,8 +31,8 @@ class HierarchicalHead(nn.Module):
     Example:
         >>> head = HierarchicalHead(4, 5, counts=torch.tensor([8, 4, 2, 1, 1]))
         >>> hidden = torch.randn(3, 4)
-        >>> head.log_prob(hidden, torch.arange(5)).exp().sum(1)
-        tensor([1.0000, 1.0000, 1.0000], grad_fn=<SumBackward1>)
+        >>> torch.allclose(head.log_prob(hidden, torch.arange(5)).exp().sum(1), torch.ones(3))
+        True
     """
 
     _length: Tensor

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from manyclass._derived import follow_loaded_state
 
 _CHUNK = 1 << 24
-_STRETCH = 16
+_STRETCH = 64
 _MARGIN = 1e-2
 
 

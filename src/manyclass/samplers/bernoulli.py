@@ -131,7 +131,8 @@ class Bernoulli(nn.Module):
             gaps = torch.empty(groups, self._points, dtype=torch.float64, device=target.device)
             point = gaps.exponential_(generator=generator).cumsum(1)
             ids, rate = self.table.locate(point.clamp(max=self.table.total))
-            log_kappa = rate.neg_().expm1_().neg_().log_().neg_()
+            # -log b = -log(1 - exp(-λ)), in as few passes as can be.
+            log_kappa = rate - rate.expm1().log_()
             # Points beyond the line are none. Points ascend, so a class hit again follows its first hit.
             log_kappa.masked_fill_(point >= self.table.total, -math.inf)
             log_kappa[:, 1:].masked_fill_(ids[:, 1:] == ids[:, :-1], -math.inf)
