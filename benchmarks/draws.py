@@ -35,7 +35,6 @@ BATCH, K, DIM = 256, 1000, 128
 
 SAMPLERS = {
     "importance": lambda counts: Importance(counts, K),
-    "importance, power 0.75": lambda counts: Importance(counts, K, power=0.75),
     "importance, uniform": lambda counts: Importance(counts, K, power=0.0),
     "bernoulli": lambda counts: Bernoulli(counts, K),
     "systematic": lambda counts: Systematic(counts, K),

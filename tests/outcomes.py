@@ -87,13 +87,15 @@ def _subsets(
                 points += [start[c] + (end[c] - start[c]) * x for x in (0.25, 0.75)]
         coins = torch.tensor([0.0 if c in chosen else 1.0 - 1e-16 for c in inner._likely.tolist()], dtype=torch.float64)
 
-        def gaps(self: Tensor, *_: object, points: list[Tensor] = points, **__: object) -> Tensor:
-            assert self.shape[1] > len(points)
-            row = torch.tensor(points + [inner.table.total + 1] * (self.shape[1] - len(points)), dtype=torch.float64)
-            return self.copy_(torch.diff(row, prepend=torch.zeros(1, dtype=torch.float64)))
+        # The coins are tossed first, if there are any; then come the gaps between points, as -log(1 - u).
+        ends = torch.tensor([*points, inner.table.total + 1], dtype=torch.float64)
+        gap = torch.diff(ends, prepend=torch.zeros(1, dtype=torch.float64))
+        numbers = iter([coins] * (len(coins) > 0) + [-torch.expm1(-gap)])
 
-        def uniform(*size: int, coins: Tensor = coins, **_: object) -> Tensor:
-            return coins.expand(*size)
+        def uniform(groups: int, number: int, numbers: Iterator[Tensor] = numbers, **_: object) -> Tensor:
+            row = next(numbers)
+            assert number >= len(row)
+            return torch.cat([row, row.new_full((number - len(row),), 0.5)]).repeat(groups, 1)
 
-        with patch("torch.Tensor.exponential_", gaps), patch("torch.rand", uniform):
+        with patch("torch.rand", uniform):
             yield probability, sampler(target, exclude=exclude)

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -26,6 +27,13 @@ def test_the_demo():
     assert losses[-1] < unigram
     assert "error of log Z̃" in output
     assert "for i in range" in output
+
+
+def test_the_lines_of_python_in_the_readme():
+    (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    names: dict[str, object] = {}
+    exec(block, names)
+    assert names["head"].weight.grad is not None
 
 
 @pytest.mark.parametrize("name", ["importance", "bernoulli", "systematic", "minibatch explicit, systematic"])

@@ -54,6 +54,14 @@ class ClassCounts(nn.Module):
         counts.raw.zero_()
         return counts
 
+    @classmethod
+    def of(cls, counts: "ClassCounts | Tensor", num_classes: int) -> "ClassCounts":
+        """Counts, or a tensor of them, as ClassCounts of so many classes."""
+        counts = counts if isinstance(counts, ClassCounts) else cls(counts)
+        if counts.num_classes != num_classes:
+            raise ValueError(f"`counts` must have length {num_classes}, got {counts.num_classes}")
+        return counts
+
     def _store(self, counts: Tensor) -> None:
         # As int64 the bits are safe from `.half()` and `.to(dtype)`, which convert every floating buffer of a model.
         self.register_buffer("_bits", counts.view(torch.int64))

@@ -52,10 +52,7 @@ class HierarchicalHead(nn.Module):
         super().__init__()
         self.dim = _check.whole("dim", dim, 1)
         self.num_classes = _check.whole("num_classes", num_classes, 2)
-        if counts is not None and not isinstance(counts, ClassCounts):
-            counts = ClassCounts(counts)
-        if counts is not None and counts.num_classes != num_classes:
-            raise ValueError(f"`counts` must have length {num_classes}, got {counts.num_classes}")
+        counts = None if counts is None else ClassCounts.of(counts, num_classes)
         weights = torch.ones(num_classes) if counts is None else counts.weights()
         self.register_buffer("_length", code_lengths(weights).to(device))
         self.register_buffer("_rank", torch.empty_like(self._length), persistent=False)

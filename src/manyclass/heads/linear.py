@@ -86,10 +86,7 @@ class ClassHead(nn.Module):
         else:
             _check.shape("weight", weight, (num_classes, dim))
         self.weight = weight
-        if counts is not None and not isinstance(counts, ClassCounts):
-            counts = ClassCounts(counts)
-        if counts is not None and counts.num_classes != num_classes:
-            raise ValueError(f"`counts` must have length {num_classes}, got {counts.num_classes}")
+        counts = None if counts is None else ClassCounts.of(counts, num_classes)
         self.register_parameter("bias", None)
         if bias:
             start = torch.zeros(num_classes) if counts is None else counts.frequency().log()
@@ -295,7 +292,7 @@ class ClassHead(nn.Module):
         elif sampler.num_classes != num_classes:
             raise ValueError(f"`sampler` must draw from {num_classes} classes, got {sampler.num_classes}")
         else:
-            self.sampler = sampler
+            self.sampler = sampler.to(self.weight.device)
         old = self.num_classes
         added = max(0, num_classes - old)
         resize_rows(self.weight, _initial_rows(added, self.dim), num_classes)
@@ -304,9 +301,8 @@ class ClassHead(nn.Module):
         for embedding in self._tied:
             embedding.num_embeddings = num_classes
         if optimizer is not None:
-            for parameter in (self.weight, self.bias):
-                if parameter is not None:
-                    resize_state(optimizer, parameter, old)
+            for parameter in self.parameters(recurse=False):
+                resize_state(optimizer, parameter, old)
 
     def candidate_scores(self, hidden: Tensor, target: Tensor, candidates: Candidates) -> tuple[Tensor, Tensor]:
         """Scores of the targets [B] and of the candidates [B, ΣK], -inf where excluded."""
@@ -329,12 +325,7 @@ class ClassHead(nn.Module):
         sizes = [block.ids.numel() for block in candidates.blocks]
         biases = [None] * len(sizes) if bias is None else bias.split(sizes)
         scores = [
-            linear_scores(
-                hidden,
-                part.reshape(*block.ids.shape, -1),
-                None if part_bias is None else part_bias.reshape(block.ids.shape),
-                block,
-            )
+            linear_scores(hidden, part, part_bias, block)
             for block, part, part_bias in zip(candidates.blocks, rows.split(sizes), biases, strict=True)
         ]
         return target_score, exclude_hits(scores, candidates)

@@ -9,11 +9,12 @@ from manyclass.candidates import Block, Candidates
 
 
 def linear_scores(hidden: Tensor, rows: Tensor, bias: Tensor | None, block: Block) -> Tensor:
-    """Inner products of hidden [B, D] with the rows [G, K, D] of a block's classes, plus bias [G, K]: [B, K]."""
-    scores = torch.bmm(block.group(hidden), rows.transpose(1, 2))
+    """Inner products of hidden [B, D] with the rows [G·K, D] of a block's classes, plus bias [G·K]: [B, K]."""
+    groups, k = block.ids.shape
+    scores = torch.bmm(block.group(hidden), rows.reshape(groups, k, rows.shape[1]).transpose(1, 2))
     if bias is not None:
         # After the product: under autocast it is half precision, and the bias need not be.
-        scores = scores + bias.unsqueeze(1)
+        scores = scores + bias.reshape(groups, 1, k)
     return block.ungroup(scores, len(hidden))
 
 

@@ -127,13 +127,13 @@ class WithExplicit(nn.Module):
     def resize(self, num_classes: int) -> None:
         """Follow a change of the number of classes; explicit classes that are retired leave the set."""
         _check.whole("num_classes", num_classes, 1)
-        if self._explicit is not None:
-            kept = self._explicit[self._explicit < num_classes]
-            if len(kept) == 0:
-                raise ValueError(f"`num_classes` must leave one explicit class, got {num_classes}")
-            self._explicit = kept
+        kept = None if self._explicit is None else self._explicit[self._explicit < num_classes]
+        if kept is not None and len(kept) == 0:
+            raise ValueError(f"`num_classes` must leave one explicit class, got {num_classes}")
+        # The inner sampler first: if it cannot follow, nothing has changed yet.
         if self.sampler is not None:
             self.sampler.resize(num_classes)
+        self._explicit = kept
         self._num_classes = num_classes
 
     def extra_repr(self) -> str:
