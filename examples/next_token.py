@@ -100,7 +100,7 @@ def main() -> None:
     nn.init.normal_(embedding.weight, std=0.1)
     encoder = Encoder(embedding)
     head = ClassHead.tied(embedding, counts=counts)
-    print(f"a step draws from {head.sampler}")
+    print(f"a step scores {len(head.sampler(train[:1]).ids()[0]):,} of them, by {type(head.sampler).__name__}")
 
     context, target = windows(train)
     test_context, test_target = (part[:20_000] for part in windows(held_out))
