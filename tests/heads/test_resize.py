@@ -1,0 +1,73 @@
+"""Heads that gain and retire classes while they train."""
+
+import pytest
+import torch
+from torch import nn
+
+from manyclass import ClassCounts, ClassHead
+from manyclass.samplers import Importance
+from tests.heads.test_linear import C, D, data, make_head, same
+
+
+def trained(optimizer_class, **options):
+    counts = ClassCounts(torch.ones(C))
+    head = make_head(sampler=Importance(counts, 8))
+    optimizer = optimizer_class(head.parameters(), **options)
+    hidden, target = data()
+    for _ in range(3):
+        optimizer.zero_grad()
+        head(hidden, target).backward()
+        optimizer.step()
+    return head, optimizer
+
+
+@pytest.mark.parametrize(
+    ("optimizer_class", "options"),
+    [
+        (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9}),
+        (torch.optim.Adagrad, {"lr": 0.1}),
+        (torch.optim.Adam, {"lr": 0.1}),
+    ],
+)
+def test_resize_adds_and_retires_classes_with_sampler_and_optimiser(optimizer_class, options):
+    head, optimizer = trained(optimizer_class, **options)
+    weight, bias = head.weight.detach().clone(), head.bias.detach().clone()
+    parameter = head.weight
+    state = {name: value.clone() for name, value in optimizer.state[head.weight].items() if value.dim()}
+    head.resize(C + 4, optimizer=optimizer)
+    assert head.num_classes == head.sampler.num_classes == C + 4
+    assert head.weight is parameter
+    same(head.weight.detach()[:C], weight)
+    assert (head.bias.detach()[C:] == bias.min()).all()
+    for name, value in state.items():
+        same(optimizer.state[head.weight][name][:C], value)
+        assert (optimizer.state[head.weight][name][C:] == 0).all()
+    hidden, target = data()
+    target[0] = C + 3
+    for _ in range(2):
+        optimizer.zero_grad()
+        head(hidden, target).backward()
+        optimizer.step()
+    head.resize(10, optimizer=optimizer)
+    assert head.weight.shape == (10, D)
+    optimizer.zero_grad()
+    head(hidden, target % 10).backward()
+    optimizer.step()
+    assert head.topk(hidden, 10).ids.max() == 9
+
+
+def test_resize_needs_a_sampler_that_can_follow():
+    head = make_head(sampler=Importance(torch.ones(C), 5))
+    with pytest.raises(ValueError, match="`sampler` must be built from ClassCounts to be resized to 30 classes"):
+        head.resize(30)
+    assert head.num_classes == C
+    head.resize(30, sampler=Importance(torch.ones(30), 5))
+    assert head.num_classes == 30
+
+
+def test_resize_follows_a_tied_embedding():
+    embedding = nn.Embedding(C, D)
+    head = ClassHead.tied(embedding, counts=torch.ones(C))
+    head.resize(C + 2)
+    assert embedding.num_embeddings == C + 2
+    assert embedding(torch.tensor([C + 1])).shape == (1, D)
