@@ -11,11 +11,12 @@ SOURCE = Path(__file__).parents[1] / "src" / "manyclass"
 MAY_KNOW = {
     "_check": set(),
     "_derived": set(),
+    "native": set(),
     "candidates": set(),
     "counts": {"_check"},
-    "samplers": {"_check", "_derived", "candidates", "counts"},
+    "samplers": {"_check", "_derived", "native", "candidates", "counts"},
     "objectives": {"_check", "candidates"},
-    "kernels": {"candidates"},
+    "kernels": {"native", "candidates"},
     "heads": {"_check", "_derived", "candidates", "counts", "samplers", "objectives", "kernels"},
     "diagnostics": {"_check", "candidates", "objectives", "heads"},
 }

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from manyclass import ClassCounts, ClassHead
+from manyclass.native import _build
 from manyclass.samplers import Bernoulli, Importance, Systematic, WithExplicit
 from tests.tables import SAMPLERS
 
@@ -20,6 +21,16 @@ def draw(sampler, seed=0):
 
 def identical(ours, theirs):
     return all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
+@pytest.mark.parametrize("group_size", [None, 1, 4])
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_compiled_draws_are_the_eager_ones_bit_for_bit(name, group_size, monkeypatch):
+    torch.manual_seed(0)
+    sampler = SAMPLERS[name](torch.rand(C) + 0.1, 20, group_size)
+    compiled = draw(sampler)
+    monkeypatch.setattr(_build, "library", lambda: None)
+    assert identical(draw(sampler), compiled)
 
 
 @pytest.mark.parametrize("group_size", [None, 1, 4])

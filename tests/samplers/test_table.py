@@ -20,7 +20,7 @@ SPREADS = {
 
 @pytest.mark.parametrize("n", [1, 2, 3, 16, 17, 100, 4000])
 @pytest.mark.parametrize("spread", SPREADS.values(), ids=SPREADS)
-def test_every_position_finds_the_class_that_owns_it(spread, n):
+def test_every_position_finds_the_class_that_owns_it(spread, n, kernels):
     torch.manual_seed(n)
     mass = spread(n).double()
     table = MassTable(mass)
@@ -40,7 +40,7 @@ def test_every_position_finds_the_class_that_owns_it(spread, n):
     assert (table.mass(torch.arange(n))[mass == 0] == 0).all()
 
 
-def test_positions_keep_their_shape():
+def test_positions_keep_their_shape(kernels):
     ids, mass = MassTable(torch.ones(5, dtype=torch.float64)).locate(torch.full((2, 3), 4.5, dtype=torch.float64))
     assert ids.tolist() == [[4, 4, 4], [4, 4, 4]]
     assert mass.tolist() == [[1, 1, 1], [1, 1, 1]]
@@ -56,7 +56,7 @@ def test_a_mass_lost_to_rounding_is_an_error():
         MassTable(torch.tensor([1.0, 1e-20, 1.0], dtype=torch.float64))
 
 
-def test_a_table_of_nothing_locates_nothing():
+def test_a_table_of_nothing_locates_nothing(kernels):
     table = MassTable(torch.zeros(3, dtype=torch.float64))
     ids, mass = table.locate(torch.empty(0, dtype=torch.float64))
     assert len(ids) == len(mass) == 0

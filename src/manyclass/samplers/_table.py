@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
+from manyclass import native
 from manyclass._derived import follow_loaded_state
 
 _CHUNK = 1 << 24
@@ -87,7 +88,7 @@ class MassTable(nn.Module):
         self.total = float(cumulative[-1])
         stretches = -(-n // _STRETCH)
         self._scale = stretches / self.total if n else 0.0
-        self._steps = ()
+        self._widest, self._steps = 0, ()
         if n == 0:
             return
         # One more, empty, for positions that rounding takes to the end of the line.
@@ -115,7 +116,7 @@ class MassTable(nn.Module):
         widest = max(int(guide[start : start + _CHUNK + 1].diff().max()) for start in range(0, num_cells, _CHUNK))
         # Starting earlier near the end keeps the steps, which sum to the widest cell, inside the table.
         self._guide = guide.clamp_(max=n - 1 - widest)
-        self._steps = _halvings(widest)
+        self._widest, self._steps = widest, _halvings(widest)
         if self._has_zero:
             # The places of the missing classes among the others: rank r belongs to id r + #{places ≤ r}.
             places = self._zero - torch.arange(len(self._zero), device=self.device)
@@ -140,6 +141,21 @@ class MassTable(nn.Module):
 
     def locate(self, position: Tensor) -> tuple[Tensor, Tensor]:
         """Ids and masses of the classes that own these positions, float64 of any shape in [0, total]."""
+        if native.runs_on(position):
+            return native.locate(
+                position,
+                cumulative=self._cumulative_bits,
+                intercept=self._intercept_bits,
+                slope=self._slope_bits,
+                scale=self._scale,
+                widest=self._widest,
+                guide=self._guide,
+                ids=self._ids if self._has_zero else None,
+            )
+        return self._locate(position)
+
+    def _locate(self, position: Tensor) -> tuple[Tensor, Tensor]:
+        """The eager reference of `locate`."""
         shape, position = position.shape, position.reshape(-1)
         cumulative = self._cumulative
         rank = self._guide.index_select(0, self._cell(position))

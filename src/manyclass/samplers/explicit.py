@@ -1,11 +1,12 @@
 """Classes that are summed explicitly beyond the target, beside a sampler for the rest."""
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
-from manyclass import _check
+from manyclass import _check, native
 from manyclass.candidates import Block, Candidates, join
 from manyclass.samplers._sampler import Sampler, TableSampler, check_call
 
@@ -98,26 +99,43 @@ class WithExplicit(nn.Module):
         self, target: Tensor, exclude: Tensor, *, hidden: Tensor | None, generator: torch.Generator | None
     ) -> Candidates:
         """As a call, for arguments that have been checked."""
+        if self.sampler is None:
+            return Candidates((self._block(target),), exclude, None, self.num_classes)
+        left = exclude
+        if self.sampler.renormalises and not self._leaves_out:
+            explicit = target if self._explicit is None else self._explicit
+            left = torch.cat([exclude, explicit.expand(target.shape[0], -1)], 1)
+        rest = self.sampler.draw(target, left, hidden=hidden, generator=generator)
+        drawn = rest.target_log_kappa
+        return Candidates(
+            self._in_front(target, rest.blocks),
+            exclude,
+            None if drawn is None else lambda: self._log_kappa(target, drawn),
+            self.num_classes,
+        )
+
+    def _in_front(self, target: Tensor, drawn: tuple[Block, ...]) -> tuple[Block, ...]:
+        """The explicit set, and the drawn blocks without it."""
+        if self._explicit is None and len(drawn) == 1 and drawn[0].ids.shape[0] == 1 and native.runs_on(target):
+            return (Block(*native.put_in_front(target, drawn[0].ids, drawn[0].log_kappa)),)
+        block = self._block(target)
+        if not self._leaves_out:
+            drawn = tuple(_empty_within(part, block.ids[0]) for part in drawn)
+        return join(block, *drawn)
+
+    def _block(self, target: Tensor) -> Block:
+        """The explicit set [1, n], in ascending order; a class that is the target of several counts once."""
         explicit = target.sort().values if self._explicit is None else self._explicit
         log_kappa = torch.zeros(explicit.shape, dtype=torch.float64, device=target.device)
         if self._explicit is None:
             log_kappa[1:].masked_fill_(explicit[1:] == explicit[:-1], -math.inf)
-        block = Block(explicit.unsqueeze(0), log_kappa.unsqueeze(0))
-        if self.sampler is None:
-            return Candidates((block,), exclude, None, self.num_classes)
+        return Block(explicit.unsqueeze(0), log_kappa.unsqueeze(0))
 
-        left = exclude
-        if self.sampler.renormalises and not self._leaves_out:
-            left = torch.cat([exclude, explicit.expand(len(target), -1)], 1)
-        rest = self.sampler.draw(target, left, hidden=hidden, generator=generator)
-        blocks = rest.blocks if self._leaves_out else tuple(_empty_within(block, explicit) for block in rest.blocks)
-        drawn = rest.target_log_kappa
-        return Candidates(
-            join(block, *blocks),
-            exclude,
-            None if drawn is None else lambda: drawn().masked_fill(_within(target, explicit), 0.0),
-            self.num_classes,
-        )
+    def _log_kappa(self, target: Tensor, drawn: Callable[[], Tensor]) -> Tensor:
+        """0 for targets in the set, which the minibatch's all are."""
+        if self._explicit is None:
+            return torch.zeros(target.shape, dtype=torch.float64, device=target.device)
+        return drawn().masked_fill(_within(target, self._explicit), 0.0)
 
     def refresh(self) -> None:
         """Rebuild the inner sampler from its counts; the explicit set stays."""

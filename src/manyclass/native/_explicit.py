@@ -1,0 +1,32 @@
+"""Python's side of explicit.cpp."""
+
+import functools
+from collections.abc import Callable
+from ctypes import c_int64, c_void_p
+
+from torch import Tensor
+
+from manyclass.native._build import function
+
+
+@functools.cache
+def _put_in_front() -> Callable[..., None]:
+    drawn = (c_void_p, c_void_p, c_int64)
+    return function("manyclass_put_in_front", c_void_p, c_int64, *drawn, c_void_p, c_void_p)
+
+
+def put_in_front(target: Tensor, ids: Tensor, log_kappa: Tensor) -> tuple[Tensor, Tensor]:
+    """Ids and log κ [1, B + K]: the distinct targets [B], explicit, then the draw [1, K] without them."""
+    target, ids, log_kappa = target.contiguous(), ids.contiguous(), log_kappa.contiguous()
+    batch, k = target.shape[0], ids.shape[1]
+    out_ids, out_log_kappa = ids.new_empty(1, batch + k), log_kappa.new_empty(1, batch + k)
+    _put_in_front()(
+        target.data_ptr(),
+        batch,
+        ids.data_ptr(),
+        log_kappa.data_ptr(),
+        k,
+        out_ids.data_ptr(),
+        out_log_kappa.data_ptr(),
+    )
+    return out_ids, out_log_kappa

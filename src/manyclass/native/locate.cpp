@@ -1,0 +1,81 @@
+// The search of samplers/_table.py: the class that owns each position of a line, and its mass.
+
+#include <algorithm>
+#include <cstdint>
+
+namespace {
+
+// Positions handled together: while one waits for memory, the others' loads are under way.
+constexpr int64_t kTogether = 32;
+
+struct Table {
+    const double* cumulative;
+    int64_t classes;
+    const double* intercept;
+    const double* slope;
+    double scale;
+    int64_t widest;
+};
+
+// The rank r with cumulative[r] <= position < cumulative[r + 1], searched from the guide's hint.
+inline int64_t search(const Table& table, double position, int64_t rank) {
+    for (int64_t width = table.widest; width > 0;) {
+        const int64_t step = (width + 1) / 2;
+        rank += table.cumulative[rank + step] <= position ? step : 0;
+        width -= step;
+    }
+    // A position on the edge of a cell may round into the next one here and not there.
+    while (rank > 0 && table.cumulative[rank] > position) --rank;
+    while (rank + 1 < table.classes && table.cumulative[rank + 1] <= position) ++rank;
+    return rank;
+}
+
+template <typename Index>
+void locate(const Table& table, const Index* guide, const Index* ids, const double* position, int64_t number,
+            int64_t* out_ids, double* out_mass, int threads) {
+#pragma omp parallel for num_threads(threads) if (number > 4 * kTogether)
+    for (int64_t begin = 0; begin < number; begin += kTogether) {
+        const int64_t end = std::min(begin + kTogether, number);
+        int64_t place[kTogether];
+        for (int64_t i = begin; i < end; ++i) {
+            place[i - begin] = static_cast<int64_t>(position[i] * table.scale);
+            __builtin_prefetch(table.intercept + place[i - begin]);
+            __builtin_prefetch(table.slope + place[i - begin]);
+        }
+        for (int64_t i = begin; i < end; ++i) {
+            int64_t& here = place[i - begin];
+            here = static_cast<int64_t>(table.intercept[here] + table.slope[here] * position[i]);
+            __builtin_prefetch(guide + here);
+        }
+        for (int64_t i = begin; i < end; ++i) {
+            int64_t& here = place[i - begin];
+            here = guide[here];
+            __builtin_prefetch(table.cumulative + here);
+        }
+        for (int64_t i = begin; i < end; ++i) {
+            int64_t& rank = place[i - begin];
+            rank = search(table, position[i], rank);
+            out_mass[i] = table.cumulative[rank + 1] - table.cumulative[rank];
+            if (ids) __builtin_prefetch(ids + rank);
+        }
+        for (int64_t i = begin; i < end; ++i) {
+            const int64_t rank = place[i - begin];
+            out_ids[i] = ids ? static_cast<int64_t>(ids[rank]) : rank;
+        }
+    }
+}
+
+}  // namespace
+
+extern "C" void manyclass_locate(const double* cumulative, int64_t classes, const double* intercept,
+                                 const double* slope, double scale, int64_t widest, const void* guide, const void* ids,
+                                 int index_bytes, const double* position, int64_t number, int64_t* out_ids,
+                                 double* out_mass, int threads) {
+    const Table table{cumulative, classes, intercept, slope, scale, widest};
+    if (index_bytes == 4)
+        locate(table, static_cast<const int32_t*>(guide), static_cast<const int32_t*>(ids), position, number, out_ids,
+               out_mass, threads);
+    else
+        locate(table, static_cast<const int64_t*>(guide), static_cast<const int64_t*>(ids), position, number, out_ids,
+               out_mass, threads);
+}

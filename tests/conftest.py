@@ -1,0 +1,13 @@
+import pytest
+
+from manyclass.native import _build
+
+
+@pytest.fixture(params=["compiled", "eager"])
+def kernels(request, monkeypatch):
+    """Runs a test with the compiled kernels and without them."""
+    if request.param == "eager":
+        monkeypatch.setattr(_build, "library", lambda: None)
+    elif _build.library() is None:
+        pytest.skip("no C++ compiler on this machine")
+    return request.param
