@@ -18,7 +18,7 @@ class Batch:
     Args:
         hidden: [B, ...].
         target: int64 [B]; where an example is ignored, the target of another one, so that no new row is touched.
-        valid: bool [B], False where ignored.
+        valid: bool [B], False where ignored; None where none is, which only a look at the values can tell.
         weight: [B] or None.
         exclude: int64 [B, E] or None, without the example's own target.
         log_z: [B] or None.
@@ -27,7 +27,7 @@ class Batch:
 
     hidden: Tensor
     target: Tensor
-    valid: Tensor
+    valid: Tensor | None
     weight: Tensor | None
     exclude: Tensor | None
     log_z: Tensor | None
@@ -35,22 +35,29 @@ class Batch:
 
     def present(self) -> "Batch":
         """The examples that are not ignored. Waits for the device, and its shape depends on the data."""
+        if self.valid is None:
+            return self
         if not self.valid.any():
             raise ValueError(f"`target` must hold a class that is not ignored, got {len(self.target)} ignored ones")
         weight, exclude, log_z = (None if x is None else x[self.valid] for x in (self.weight, self.exclude, self.log_z))
-        hidden, target, valid = (x[self.valid] for x in (self.hidden, self.target, self.valid))
-        return Batch(hidden, target, valid, weight, exclude, log_z, target.shape)
+        hidden, target = self.hidden[self.valid], self.target[self.valid]
+        return Batch(hidden, target, None, weight, exclude, log_z, target.shape)
 
     def reduce(self, loss: Tensor, reduction: str) -> Tensor:
         """Losses [B] to what `reduction` says. The mean is weighted; of no examples, or of no weight, it is 0."""
-        loss = torch.where(self.valid, loss, 0.0)
+        if reduction == "mean" and self.valid is None and self.weight is None:
+            return loss.mean()
+        if self.valid is not None:
+            loss = torch.where(self.valid, loss, 0.0)
         if self.weight is not None:
             loss = loss * self.weight
         if reduction == "none":
             return loss.reshape(self.shape)
         if reduction == "sum":
             return loss.sum()
-        share = self.valid.to(loss.dtype) if self.weight is None else torch.where(self.valid, self.weight, 0.0)
+        share = torch.ones_like(loss) if self.weight is None else self.weight
+        if self.valid is not None:
+            share = torch.where(self.valid, share, 0.0)
         return loss.sum() / share.sum().clamp(min=torch.finfo(loss.dtype).tiny)
 
 
@@ -81,13 +88,13 @@ def flatten(
             f"`target` must have the leading shape of `hidden`, {list(hidden.shape[:-1])}, got {list(target.shape)}"
         )
     _check.device("target", target, hidden.device)
-    valid = (target != ignore_index).reshape(-1)
-    if not target.is_floating_point():
+    shape, valid = target.shape, _valid(target, ignore_index)
+    if valid is not None and not target.is_floating_point():
         flat = target.reshape(-1)
-        target = torch.where(valid, flat, flat.masked_fill(~valid, 0).amax()).reshape(target.shape)
-    shape = target.shape
+        target = torch.where(valid, flat, flat.masked_fill(~valid, 0).amax()).reshape(shape)
     target = _check.ids("target", target, num_classes).reshape(-1)
-    hidden = hidden.reshape(len(target), *hidden.shape[len(shape) :])
+    if len(shape) != 1:
+        hidden = hidden.reshape(target.shape[0], *hidden.shape[len(shape) :])
     if weight is not None:
         _same(weight, "weight", shape, hidden.device)
         weight = weight.reshape(-1)
@@ -105,6 +112,14 @@ def flatten(
         _same(log_z, "log_z", shape, hidden.device)
         log_z = log_z.reshape(-1)
     return Batch(hidden, target, valid, weight, exclude, log_z, shape)
+
+
+def _valid(target: Tensor, ignore_index: int) -> Tensor | None:
+    """bool [B], False where ignored; None where a look shows that none is: what follows is then much shorter."""
+    ignored = target == ignore_index
+    if _check.reads_values(target) and not ignored.any():
+        return None
+    return ~ignored.reshape(-1)
 
 
 def _same(value: Tensor, name: str, shape: torch.Size, device: torch.device) -> None:

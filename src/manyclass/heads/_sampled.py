@@ -1,5 +1,6 @@
 """The loss of a head with a sampler, the same for every kind of score."""
 
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -42,16 +43,35 @@ def draw(head: SampledHead, batch: Batch, objective: Objective, generator: torch
     return head.sampler.draw(batch.target, exclude, hidden=batch.hidden.detach(), generator=generator)
 
 
-def sampled_loss(head: SampledHead, batch: Batch, generator: torch.Generator | None) -> Tensor:
-    """Losses [B] of the head's objective over one draw of its sampler."""
-    objective = head.objective
-    if batch.log_z is not None and not objective.normalised:
-        raise ValueError(f"`log_z` must be None for {objective!r}, which has no z, got a tensor")
-    candidates = draw(head, batch, objective, generator)
+def sampled_loss(
+    head: SampledHead,
+    batch: Batch,
+    generator: torch.Generator | None,
+    *,
+    closed_form: Callable[[Batch, Candidates], Tensor | None] | None = None,
+) -> Tensor:
+    """Losses [B] of the head's objective over one draw of its sampler.
+
+    Args:
+        head, batch, generator: what is drawn for, and with what.
+        closed_form: a faster way to the same losses, or to None where it does not apply.
+    """
+    if batch.log_z is not None and not head.objective.normalised:
+        raise ValueError(f"`log_z` must be None for {head.objective!r}, which has no z, got a tensor")
+    candidates = draw(head, batch, head.objective, generator)
+    loss = None if closed_form is None else closed_form(batch, candidates)
+    # Where it is NaN, the longer way knows why.
+    if loss is None or (_check.reads_values(loss) and bool(loss.isnan().any())):
+        loss = candidate_loss(head, batch, candidates)
+    return loss
+
+
+def candidate_loss(head: SampledHead, batch: Batch, candidates: Candidates) -> Tensor:
+    """Losses [B] of the head's objective over these candidates."""
     target_score, scores = head.candidate_scores(batch.hidden, batch.target, candidates)
     if batch.log_z is not None:
         target_score, scores = target_score - batch.log_z, scores - batch.log_z.unsqueeze(1)
-    loss: Tensor = objective(target_score, scores, candidates)
+    loss: Tensor = head.objective(target_score, scores, candidates)
     _check.finite_loss(loss, hidden=batch.hidden, log_z=batch.log_z, target_score=target_score, scores=scores)
     return loss
 

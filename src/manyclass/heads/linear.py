@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -11,13 +12,13 @@ from manyclass import _check
 from manyclass.candidates import Candidates
 from manyclass.counts import ClassCounts
 from manyclass.heads import _exact
-from manyclass.heads._batch import flatten, wide
+from manyclass.heads._batch import Batch, flatten, wide
 from manyclass.heads._exact import TopK
 from manyclass.heads._resize import resize_rows, resize_state
 from manyclass.heads._rows import RowLookup, observed
-from manyclass.heads._sampled import approximate_log_likelihood, sampled_loss
-from manyclass.kernels import exclude_hits, linear_scores
-from manyclass.objectives import Likelihood, Objective
+from manyclass.heads._sampled import approximate_log_likelihood, candidate_loss, sampled_loss
+from manyclass.kernels import closed_form_loss, exclude_hits, has_closed_form, linear_scores
+from manyclass.objectives import Likelihood, LogSumExp, Objective
 from manyclass.samplers import Exhaustive, Sampler, Systematic
 
 DEFAULT_K = 1024
@@ -186,7 +187,7 @@ class ClassHead(nn.Module):
             ignore_index=ignore_index,
             reduction=reduction,
         )
-        return batch.reduce(sampled_loss(self, batch, generator), reduction)
+        return batch.reduce(sampled_loss(self, batch, generator, closed_form=self._closed_form), reduction)
 
     def exact_loss(
         self,
@@ -329,6 +330,24 @@ class ClassHead(nn.Module):
             for block, part, part_bias in zip(candidates.blocks, rows.split(sizes), biases, strict=True)
         ]
         return target_score, exclude_hits(scores, candidates)
+
+    def _closed_form(self, batch: Batch, candidates: Candidates) -> Tensor | None:
+        """Losses [B] by the compiled kernels, where they know how."""
+        form = self.objective.form
+        plain = self.similarity == "dot" and self.update == "scored" and batch.log_z is None
+        if not (plain and isinstance(form, LogSumExp) and has_closed_form(batch.hidden, self.weight, candidates)):
+            return None
+        return closed_form_loss(
+            batch.hidden,
+            self.weight,
+            self.bias,
+            batch.target,
+            candidates,
+            sums_target=form.target,
+            weighs=form.kappa,
+            sparse=self.sparse,
+            reference=lambda hidden: candidate_loss(self, replace(batch, hidden=hidden), candidates),
+        )
 
     def score_chunks(self, size: int) -> Iterator[tuple[int, Callable[[Tensor], Tensor]]]:
         """For each run of `size` classes its first id and a function from hidden [B, D] to scores [B, size]."""

@@ -21,6 +21,9 @@ _FLAGS: tuple[list[str], ...] = (["-march=native", "-fopenmp"], ["-march=native"
 # Errno and traps would keep loops from being vectorised; infinities and NaN keep their meaning.
 _COMMON = ["-O3", "-std=c++17", "-shared", "-fPIC", "-fno-math-errno", "-fno-trapping-math"]
 
+# What the names of functions that come in several precisions end in.
+SUFFIXES = {torch.float32: "float32", torch.float64: "float64"}
+
 log = logging.getLogger("manyclass")
 
 

@@ -1,0 +1,79 @@
+"""Python's side of rows.cpp."""
+
+import functools
+from collections.abc import Callable
+from ctypes import c_double, c_int, c_int64, c_void_p
+
+import torch
+from torch import Tensor
+
+from manyclass.native._build import SUFFIXES, function
+
+
+@functools.cache
+def _adagrad(dtype: torch.dtype) -> Callable[..., None]:
+    gradient = (c_void_p, c_int64, c_void_p, c_int64)
+    name = f"manyclass_adagrad_{SUFFIXES[dtype]}"
+    return function(name, c_void_p, c_void_p, *gradient, c_double, c_double, c_int, c_int)
+
+
+@functools.cache
+def _adam(dtype: torch.dtype) -> Callable[..., None]:
+    gradient = (c_void_p, c_int64, c_void_p, c_int64)
+    name = f"manyclass_adam_{SUFFIXES[dtype]}"
+    return function(name, *[c_void_p] * 4, *gradient, *[c_double] * 4, c_int)
+
+
+def takes(*tensors: Tensor) -> bool:
+    """Whether row kernels can work on these tensors in place."""
+    dtype = tensors[0].dtype
+    return dtype in SUFFIXES and all(x.is_contiguous() and x.dtype == dtype for x in tensors)
+
+
+def adagrad_(
+    weight: Tensor, total: Tensor, ids: Tensor, values: Tensor, *, lr: float, eps: float, by_row: bool
+) -> None:
+    """One step of RowAdagrad on the rows ids [N] of weight [C, ...] with gradients [N, ...]; ids may repeat."""
+    number = ids.shape[0]
+    _adagrad(weight.dtype)(
+        weight.data_ptr(),
+        total.data_ptr(),
+        ids.data_ptr(),
+        number,
+        values.data_ptr(),
+        values.numel() // max(number, 1),
+        lr,
+        eps,
+        by_row,
+        torch.get_num_threads(),
+    )
+
+
+def adam_(
+    weight: Tensor,
+    first: Tensor,
+    second: Tensor,
+    steps: Tensor,
+    ids: Tensor,
+    values: Tensor,
+    *,
+    lr: float,
+    betas: tuple[float, float],
+    eps: float,
+) -> None:
+    """One step of RowAdam on the rows ids [N] of weight [C, ...] with gradients [N, ...]; ids may repeat."""
+    number = ids.shape[0]
+    _adam(weight.dtype)(
+        weight.data_ptr(),
+        first.data_ptr(),
+        second.data_ptr(),
+        steps.data_ptr(),
+        ids.data_ptr(),
+        number,
+        values.data_ptr(),
+        values.numel() // max(number, 1),
+        lr,
+        *betas,
+        eps,
+        torch.get_num_threads(),
+    )

@@ -1,0 +1,154 @@
+"""The closed form gives the losses and gradients of autograd through the objective."""
+
+import pytest
+import torch
+
+from manyclass import Block, Candidates, ClassHead
+from manyclass.kernels import closed_form_loss
+from manyclass.native import _build
+from manyclass.objectives import Likelihood, PlainImportance, SubsetSoftmax
+from tests.tables import SAMPLERS
+
+C, D, B = 60, 7, 12
+OBJECTIVES = {"likelihood": Likelihood(), "plain importance": PlainImportance(), "subset softmax": SubsetSoftmax()}
+
+pytestmark = pytest.mark.skipif(_build.library() is None, reason="no C++ compiler on this machine")
+
+
+def make(name="systematic", objective=None, dtype=torch.float64, **options):
+    torch.manual_seed(0)
+    sampler = SAMPLERS[name](torch.rand(C) + 0.1, 20, None)
+    return ClassHead(D, C, sampler=sampler, objective=objective, dtype=dtype, **options)
+
+
+def step(head, hidden, target, **options):
+    """The losses and every gradient, dense."""
+    head.zero_grad()
+    hidden = hidden.detach().requires_grad_()
+    loss = head(hidden, target, reduction="none", generator=torch.Generator().manual_seed(1), **options)
+    (loss * torch.arange(1, len(loss) + 1)).sum().backward()
+    gradients = [hidden.grad, head.weight.grad, *([] if head.bias is None else [head.bias.grad])]
+    return loss.detach(), *(g.to_dense() if g.is_sparse else g for g in gradients)
+
+
+def without_kernels(monkeypatch, call, *arguments, **options):
+    with monkeypatch.context() as patch:
+        patch.setattr(_build, "library", lambda: None)
+        return call(*arguments, **options)
+
+
+def agree(ours, theirs, tolerance=1e-12):
+    return all((a - b).abs().max() <= tolerance * (1 + b.abs().max()) for a, b in zip(ours, theirs, strict=True))
+
+
+@pytest.fixture
+def counted(monkeypatch):
+    """How often the closed form was taken: a test of it that falls back tests nothing."""
+    from manyclass import native
+
+    calls = []
+    softmax_ = native.softmax_
+    monkeypatch.setattr(native, "softmax_", lambda *a, **o: calls.append(1) or softmax_(*a, **o))
+    return calls
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_losses_and_gradients_are_those_of_the_objective(name, objective, bias, sparse, monkeypatch, counted):
+    head = make(name, OBJECTIVES[objective], bias=bias, sparse=sparse)
+    hidden, target = torch.randn(B, D, dtype=torch.float64), torch.randint(C, (B,))
+    exclude = torch.randint(-1, C, (B, 3))
+    ours = step(head, hidden, target, exclude=exclude)
+    assert counted
+    assert agree(ours, without_kernels(monkeypatch, step, head, hidden, target, exclude=exclude))
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (1, 33), (3, 64), (65, 17), (256, 1000)])
+@pytest.mark.parametrize("scale", [1.0, 30.0])
+def test_in_float32_the_error_is_no_larger_than_autograds(shape, scale, monkeypatch, counted):
+    torch.manual_seed(0)
+    batch, k = shape
+    num_classes = k + 50
+    sampler = SAMPLERS["importance"](torch.rand(num_classes) + 0.1, k, None)
+    head = ClassHead(D, num_classes, sampler=sampler)
+    hidden, target = torch.randn(batch, D) * scale, torch.randint(num_classes, (batch,))
+    ours, eager = step(head, hidden, target), without_kernels(monkeypatch, step, head, hidden, target)
+    assert counted
+    exact = without_kernels(monkeypatch, step, head.double(), hidden.double(), target)
+    for a, b, truth in zip(ours, eager, exact, strict=True):
+        allowed = (b - truth).abs().max() + 1e-5 * (1 + truth.abs().max())
+        assert (a - truth).abs().max() <= allowed
+
+
+@pytest.mark.parametrize("options", [{"ignore_index": 3}, {"weight": torch.rand(B, dtype=torch.float64)}, {}])
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_reductions_weights_and_ignored_examples(options, reduction, monkeypatch):
+    head, target = make(), torch.randint(C, (B,)).index_fill(0, torch.tensor([2, 5]), 3)
+    hidden = torch.randn(D, B, dtype=torch.float64).T  # not contiguous
+
+    def run():
+        head.zero_grad()
+        loss = head(hidden, target, reduction=reduction, generator=torch.Generator().manual_seed(2), **options)
+        loss.backward()
+        return loss.detach(), head.weight.grad, head.bias.grad
+
+    assert agree(run(), without_kernels(monkeypatch, run))
+
+
+def test_frozen_parts_get_no_gradient():
+    head = make(sparse=True)
+    head.weight.requires_grad_(False)
+    head(torch.randn(B, D, dtype=torch.float64), torch.randint(C, (B,))).backward()
+    assert head.weight.grad is None
+    assert head.bias.grad is not None
+    head.bias.requires_grad_(False)
+    hidden = torch.randn(B, D, dtype=torch.float64, requires_grad=True)
+    head(hidden, torch.randint(C, (B,))).backward()
+    assert hidden.grad is not None
+
+
+def test_a_second_backward_gives_the_same_again():
+    head = make()
+    loss = head(torch.randn(B, D, dtype=torch.float64), torch.randint(C, (B,)))
+    loss.backward(retain_graph=True)
+    first = head.weight.grad.clone()
+    head.zero_grad()
+    loss.backward()
+    assert torch.equal(head.weight.grad, first)
+
+
+def test_gradients_can_be_differentiated_again(monkeypatch):
+    head, target = make(), torch.randint(C, (B,))
+    hidden = torch.randn(D, B, dtype=torch.float64).T.requires_grad_()
+
+    def penalty():
+        head.zero_grad()
+        loss = head(hidden, target, generator=torch.Generator().manual_seed(2))
+        gradient, of_weight = torch.autograd.grad(loss, (hidden, head.weight), create_graph=True)
+        penalty = gradient.square().sum() + of_weight.square().sum()
+        return *torch.autograd.grad(penalty, (hidden, head.weight, head.bias)), penalty.detach()
+
+    assert agree(penalty(), without_kernels(monkeypatch, penalty))
+
+
+def test_an_excluded_class_of_great_score_does_not_drown_the_others(monkeypatch):
+    head = make("exhaustive", dtype=torch.float32)
+    with torch.no_grad():
+        head.bias[5] = 500.0
+    hidden, target = torch.randn(B, D), torch.randint(6, C, (B,))
+    exclude = torch.full((B, 1), 5)
+    ours = step(head, hidden, target, exclude=exclude)
+    assert agree(ours, without_kernels(monkeypatch, step, head, hidden, target, exclude=exclude), 1e-5)
+    assert 1 < ours[0].mean() < 10
+
+
+def test_an_infinite_score_in_an_empty_slot_is_nobody():
+    target = torch.tensor([0])
+    block = Block(torch.tensor([[1, 2]]), torch.tensor([[0.0, -torch.inf]], dtype=torch.float64))
+    candidates = Candidates((block,), target.unsqueeze(1), None, 3)
+    weight, bias = torch.zeros(3, D), torch.tensor([0.0, 0.0, torch.inf])
+    options = {"sums_target": True, "weighs": True, "sparse": False, "reference": lambda hidden: hidden.sum(1)}
+    loss = closed_form_loss(torch.zeros(1, D), weight, bias, target, candidates, **options)
+    assert loss.exp().item() == pytest.approx(2)
