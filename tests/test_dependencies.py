@@ -18,7 +18,9 @@ MAY_KNOW = {
     "objectives": {"_check", "candidates"},
     "kernels": {"native", "candidates"},
     "heads": {"_check", "_derived", "candidates", "counts", "samplers", "objectives", "kernels"},
+    "optim": {"_check", "native"},
     "diagnostics": {"_check", "candidates", "objectives", "heads"},
+    "training": {"_check", "candidates", "objectives", "heads", "optim", "diagnostics"},
 }
 
 

@@ -2,9 +2,12 @@
 
 import inspect
 
+import torch
+
 import manyclass
-from manyclass import objectives, samplers
+from manyclass import objectives, optim, samplers
 from tests import tables
+from tests.optim.tables import OPTIMISERS
 
 
 def public_classes(module):
@@ -16,8 +19,6 @@ def public_classes(module):
 
 
 def test_every_sampler_is_in_the_table():
-    import torch
-
     made = {type(make(torch.ones(6), 2, None)).__name__ for make in tables.SAMPLERS.values()}
     assert public_classes(samplers) == made
 
@@ -26,6 +27,11 @@ def test_every_objective_is_in_the_table():
     made = {type(objective).__name__ for objective, *_ in tables.OBJECTIVES.values()}
     forms = {"LogSumExp", "PairSum"}
     assert public_classes(objectives) - forms == made
+
+
+def test_every_optimiser_is_in_the_table():
+    parameter = torch.nn.Parameter(torch.ones(2))
+    assert public_classes(optim) == {type(ours([parameter])).__name__ for ours, _ in OPTIMISERS.values()}
 
 
 def test_the_public_names_are_these():
@@ -42,6 +48,6 @@ def test_the_public_names_are_these():
 
 
 def test_every_public_class_says_what_it_is():
-    for module in (manyclass, samplers, objectives):
+    for module in (manyclass, samplers, objectives, optim):
         for name in public_classes(module):
             assert inspect.getdoc(getattr(module, name)), name

@@ -1,7 +1,9 @@
 """Classifiers over very many classes, trained by maximum likelihood at the cost of scoring a few hundred a step."""
 
 from manyclass import objectives as objectives
+from manyclass import optim as optim
 from manyclass import samplers as samplers
+from manyclass import training as training
 from manyclass._check import check_values as check_values
 from manyclass.candidates import Block as Block
 from manyclass.candidates import Candidates as Candidates

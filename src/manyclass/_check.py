@@ -72,6 +72,13 @@ def number(name: str, value: float, *, low: float = -math.inf, strict: bool = Fa
     return float(value)
 
 
+def fraction(name: str, value: float) -> float:
+    """A float in [0, 1)."""
+    if not 0 <= number(name, value) < 1:
+        raise ValueError(f"`{name}` must lie in [0, 1), got {value}")
+    return float(value)
+
+
 def choice(name: str, value: object, allowed: Sequence[str]) -> None:
     if value not in allowed:
         raise ValueError(f"`{name}` must be one of {', '.join(map(repr, allowed))}, got {value!r}")

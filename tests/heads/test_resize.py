@@ -56,6 +56,21 @@ def test_resize_adds_and_retires_classes_with_sampler_and_optimiser(optimizer_cl
     assert head.topk(hidden, 10).ids.max() == 9
 
 
+def test_an_optimiser_that_knows_its_rows_resizes_them_itself():
+    class Recorder(torch.optim.SGD):
+        def resize_rows(self, parameter, old_rows):
+            resized.append((parameter, old_rows, len(parameter)))
+
+    resized = []
+    head, optimizer = trained(Recorder, lr=0.1, momentum=0.9)
+    head.resize(C + 4, optimizer=optimizer)
+    assert [(p is q, *rows) for (p, *rows), q in zip(resized, head.parameters(recurse=False), strict=True)] == [
+        (True, C, C + 4),
+        (True, C, C + 4),
+    ]
+    assert len(optimizer.state[head.weight]["momentum_buffer"]) == C
+
+
 def test_resize_needs_a_sampler_that_can_follow():
     head = make_head(sampler=Importance(torch.ones(C), 5))
     with pytest.raises(ValueError, match="`sampler` must be built from ClassCounts to be resized to 30 classes"):

@@ -8,3 +8,4 @@ from manyclass.native._explicit import put_in_front as put_in_front
 from manyclass.native._locate import locate as locate
 from manyclass.native._rows import adagrad_ as adagrad_
 from manyclass.native._rows import adam_ as adam_
+from manyclass.native._rows import takes as takes

@@ -24,10 +24,12 @@ def _adam(dtype: torch.dtype) -> Callable[..., None]:
     return function(name, *[c_void_p] * 4, *gradient, *[c_double] * 4, c_int)
 
 
-def takes(*tensors: Tensor) -> bool:
-    """Whether row kernels can work on these tensors in place."""
-    dtype = tensors[0].dtype
-    return dtype in SUFFIXES and all(x.is_contiguous() and x.dtype == dtype for x in tensors)
+def takes(parameter: Tensor, gradient: Tensor, *state: Tensor) -> bool:
+    """Whether a row kernel can update the parameter and its state in place."""
+    tables = (parameter, *state)
+    return parameter.dtype in SUFFIXES and all(
+        x.dtype == parameter.dtype and (x is gradient or x.is_contiguous()) for x in (*tables, gradient)
+    )
 
 
 def adagrad_(

@@ -9,6 +9,9 @@
 
 namespace {
 
+// Below so many scores a second thread takes longer to wake than it saves.
+constexpr int64_t kSmall = 16384;
+
 inline double exponential(double x) { return std::exp(x); }
 
 // exp in float32 for x <= 0, within 2 ulp; a plain polynomial, so that the compiler can vectorise the loop around it.
@@ -71,7 +74,7 @@ void softmax(T* scores, int64_t batch, int64_t k, const T* hidden, const T* targ
     }
     const Slots slots(ids, num_excluded ? k : 0);
     const T* const shift = offset.data();
-#pragma omp parallel for num_threads(threads) schedule(static)
+#pragma omp parallel for num_threads(threads) schedule(static) if (batch * k > kSmall)
     for (int64_t b = 0; b < batch; ++b) {
         T* const row = scores + b * k;
         const T* const h = hidden + b * dim;
@@ -121,7 +124,7 @@ void softmax(T* scores, int64_t batch, int64_t k, const T* hidden, const T* targ
 template <typename T>
 void pull_back(const T* gradient, int64_t batch, int64_t k, const T* target_gradient, const T* grad, const T* hidden,
                const T* target_rows, int64_t dim, T* grad_hidden, T* weighed, T* values, T* bias_values, int threads) {
-#pragma omp parallel num_threads(threads)
+#pragma omp parallel num_threads(threads) if (batch * k > kSmall)
     {
 #pragma omp for schedule(static) nowait
         for (int64_t b = 0; b < batch; ++b) {

@@ -3,9 +3,13 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <initializer_list>
 #include <vector>
 
 namespace {
+
+// How many rows ahead of their use memory is asked for.
+constexpr int64_t kAhead = 3;
 
 // The distinct ids of a gradient in the order they first appear, each with the chain of its places.
 struct Groups {
@@ -35,20 +39,22 @@ struct Groups {
 };
 
 // Calls update(id, gradient) for each distinct row; the gradient [dim] is the sum of the row's places.
+// The rows of `tables` [C, dim] that come next are fetched ahead.
 template <typename T, typename Update>
-void each_row(const int64_t* ids, int64_t number, const T* values, int64_t dim, const T* prefetched, int threads,
-              Update update) {
+void each_row(const int64_t* ids, int64_t number, const T* values, int64_t dim, std::initializer_list<T*> tables,
+              int threads, Update update) {
     const Groups groups(ids, number);
     const int64_t rows = static_cast<int64_t>(groups.first.size());
-#pragma omp parallel num_threads(threads) if (rows * dim > 4096)
+#pragma omp parallel num_threads(threads) if (rows * dim > 16384)
     {
         std::vector<T> sum(dim);
 #pragma omp for schedule(static)
         for (int64_t r = 0; r < rows; ++r) {
-            if (r + 2 < rows) {
-                const T* ahead = prefetched + ids[groups.first[r + 2]] * dim;
-                for (int64_t d = 0; d < dim; d += 64 / sizeof(T)) __builtin_prefetch(ahead + d, 1);
-            }
+            if (r + kAhead < rows)
+                for (T* table : tables) {
+                    const T* const next = table + ids[groups.first[r + kAhead]] * dim;
+                    for (int64_t d = 0; d < dim; d += 64 / sizeof(T)) __builtin_prefetch(next + d, 1);
+                }
             const int64_t head = groups.first[r];
             const T* gradient = values + head * dim;
             if (groups.next[head] >= 0) {
@@ -70,7 +76,7 @@ void adagrad(T* weight, T* total, const int64_t* ids, int64_t number, const T* v
              double eps, bool by_row, int threads) {
     const T lr = static_cast<T>(rate), small = static_cast<T>(eps);
     if (by_row) {
-        each_row(ids, number, values, dim, weight, threads, [=](int64_t id, const T* g) {
+        each_row(ids, number, values, dim, {weight}, threads, [=](int64_t id, const T* g) {
             T square = 0;
 #pragma omp simd reduction(+ : square)
             for (int64_t d = 0; d < dim; ++d) square += g[d] * g[d];
@@ -82,7 +88,7 @@ void adagrad(T* weight, T* total, const int64_t* ids, int64_t number, const T* v
         });
         return;
     }
-    each_row(ids, number, values, dim, weight, threads, [=](int64_t id, const T* g) {
+    each_row(ids, number, values, dim, {weight, total}, threads, [=](int64_t id, const T* g) {
         T* const w = weight + id * dim;
         T* const t = total + id * dim;
 #pragma omp simd
@@ -97,8 +103,10 @@ void adagrad(T* weight, T* total, const int64_t* ids, int64_t number, const T* v
 template <typename T>
 void adam(T* weight, T* first, T* second, float* steps, const int64_t* ids, int64_t number, const T* values,
           int64_t dim, double rate, double beta1, double beta2, double eps, int threads) {
-    const T b1 = static_cast<T>(beta1), b2 = static_cast<T>(beta2), small = static_cast<T>(eps);
-    each_row(ids, number, values, dim, weight, threads, [=](int64_t id, const T* g) {
+    // 1 - β in float64: in float32 that of 0.999 has four digits.
+    const T new1 = static_cast<T>(1 - beta1), new2 = static_cast<T>(1 - beta2), old2 = static_cast<T>(beta2);
+    const T small = static_cast<T>(eps);
+    each_row(ids, number, values, dim, {weight, first, second}, threads, [=](int64_t id, const T* g) {
         T* const w = weight + id * dim;
         T* const m = first + id * dim;
         T* const v = second + id * dim;
@@ -107,8 +115,8 @@ void adam(T* weight, T* first, T* second, float* steps, const int64_t* ids, int6
         const T spread = static_cast<T>(1 / std::sqrt(1 - std::pow(beta2, age)));
 #pragma omp simd
         for (int64_t d = 0; d < dim; ++d) {
-            m[d] += (1 - b1) * (g[d] - m[d]);
-            v[d] = b2 * v[d] + (1 - b2) * g[d] * g[d];
+            m[d] += new1 * (g[d] - m[d]);
+            v[d] = old2 * v[d] + new2 * g[d] * g[d];
             w[d] -= step * m[d] / (std::sqrt(v[d]) * spread + small);
         }
     });

@@ -1,0 +1,6 @@
+"""Optimisers that touch only the rows a step used."""
+
+from manyclass.optim.adagrad import RowAdagrad as RowAdagrad
+from manyclass.optim.adam import RowAdam as RowAdam
+from manyclass.optim.clip import clip_grad_norm_ as clip_grad_norm_
+from manyclass.optim.sgd import RowSGD as RowSGD

@@ -1,0 +1,93 @@
+"""Adagrad on the rows a step touched."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.optimizer import ParamsT
+
+from manyclass import _check, native
+from manyclass.optim._gradient import scattered, touched
+from manyclass.optim._optimizer import restore, update_all
+from manyclass.optim._rows import per_row, put, resized, take, wide
+
+
+class RowAdagrad(Optimizer):
+    """G ← G + g², w ← w − η g / (√G + ε): torch.optim.Adagrad at the cost of the rows that have a gradient.
+
+    Where the gradient is zero Adagrad changes nothing, so this is torch's Adagrad whichever rows are touched.
+
+    Args:
+        params: parameters or groups of them; rows are what their first dimension counts.
+        lr: η, the learning rate.
+        initial_accumulator_value: where G starts.
+        eps: ε.
+        by_row: one G for each row, to which the mean of g² over the row is added: 1/D of the memory, and a row keeps
+            the direction of its gradient.
+
+    Raises:
+        ValueError: an option out of its range.
+
+    Example:
+        >>> table = nn.Embedding(1000, 8, sparse=True)
+        >>> optimizer = RowAdagrad(table.parameters(), 0.1, by_row=True)
+        >>> table(torch.tensor([3, 14, 3])).sum().backward()
+        >>> optimizer.step()
+        >>> optimizer.state[table.weight]["sum"].shape
+        torch.Size([1000])
+    """
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float = 0.01,
+        *,
+        initial_accumulator_value: float = 0.0,
+        eps: float = 1e-10,
+        by_row: bool = False,
+    ) -> None:
+        defaults = {"lr": lr, "initial_accumulator_value": initial_accumulator_value, "eps": eps, "by_row": by_row}
+        super().__init__(params, defaults)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        options = {**self.defaults, **param_group}
+        for name in ("lr", "initial_accumulator_value", "eps"):
+            _check.number(name, options[name], low=0)
+        super().add_param_group(param_group)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Update the rows that have a gradient."""
+        return update_all(self, closure, self._update)
+
+    def _update(self, parameter: Tensor, group: dict[str, Any]) -> None:
+        state = self.state[parameter]
+        if "sum" not in state:
+            shape = parameter.shape[:1] if group["by_row"] else parameter.shape
+            start = group["initial_accumulator_value"]
+            state["sum"] = torch.full(shape, start, dtype=wide(parameter.dtype), device=parameter.device)
+        if as_they_came := scattered(parameter, state["sum"]):
+            options = {"lr": group["lr"], "eps": group["eps"], "by_row": state["sum"].dim() < parameter.dim()}
+            native.adagrad_(parameter, state["sum"], *as_they_came, **options)
+            return
+        ids, gradient = touched(parameter)
+        total = take(state["sum"], ids)
+        square = gradient.square()
+        total += square.flatten(1).mean(1) if total.dim() < square.dim() else square
+        put(state["sum"], ids, total)
+        scale = per_row(total.sqrt().add_(group["eps"]), gradient)
+        put(parameter, ids, take(parameter, ids).addcdiv_(gradient, scale, value=-group["lr"]))
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict(state_dict)
+        restore(self, state_dict)
+
+    def resize_rows(self, parameter: nn.Parameter, old_rows: int) -> None:
+        """Give the state of a parameter as many rows as it has now. New ones start as all did."""
+        state = self.state.get(parameter, {})
+        if "sum" in state:
+            (group,) = (group for group in self.param_groups if any(p is parameter for p in group["params"]))
+            start = group["initial_accumulator_value"]
+            state["sum"] = resized(state["sum"], old_rows, len(parameter), start)

@@ -1,0 +1,138 @@
+"""SGD whose momentum and weight decay reach a row when it is next touched."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.optimizer import ParamsT
+
+from manyclass import _check
+from manyclass.optim._gradient import touched
+from manyclass.optim._history import append, empty, since
+from manyclass.optim._optimizer import restore, update_all
+from manyclass.optim._rows import per_row, put, resized, take
+
+_CHUNK = 1 << 18
+
+
+class RowSGD(Optimizer):
+    """g ← g + λw, v ← μv + g, w ← w − ηv: torch.optim.SGD at the cost of the rows that have a gradient.
+
+    With momentum μ or weight decay λ, torch's SGD moves every row in every step. Here a row that is touched is first
+    brought to where those steps would have it that it missed, each with the learning rate, momentum and decay that
+    the step had: with zero gradient a step is the linear map
+
+        (w, v) ← [[1 − ηλ, −ημ], [λ, μ]] (w, v),
+
+    the same for all rows, and the product over any run of them takes O(log T). So a row's gradient meets the weights
+    that torch's SGD would have there, up to rounding, but *scores computed in between see a row as it was when it was
+    last touched*. `catch_up()` brings all rows to date, in O(C): call it before evaluation and before saving a model.
+
+    A step is one with a gradient, which may be empty; a parameter whose gradient is None is left out of it. Without
+    momentum and weight decay nothing is kept. With them each parameter keeps 8 bytes a row and 64 bytes a step;
+    `catch_up()`, and any step whose gradient is dense, forgets the steps.
+
+    Args:
+        params: parameters or groups of them; rows are what their first dimension counts.
+        lr: η, the learning rate.
+        momentum: μ.
+        weight_decay: λ.
+
+    Raises:
+        ValueError: an option out of its range.
+
+    Example:
+        >>> table = nn.Embedding(1000, 8, sparse=True)
+        >>> optimizer = RowSGD(table.parameters(), 0.1, momentum=0.9)
+        >>> table(torch.tensor([3, 14, 3])).sum().backward()
+        >>> optimizer.step()
+        >>> optimizer.catch_up()
+    """
+
+    def __init__(self, params: ParamsT, lr: float, *, momentum: float = 0.0, weight_decay: float = 0.0) -> None:
+        super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        options = {**self.defaults, **param_group}
+        _check.number("lr", options["lr"], low=0)
+        _check.fraction("momentum", options["momentum"])
+        _check.number("weight_decay", options["weight_decay"], low=0)
+        super().add_param_group(param_group)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Update the rows that have a gradient."""
+        return update_all(self, closure, self._update)
+
+    def _update(self, parameter: Tensor, group: dict[str, Any]) -> None:
+        lr, momentum, decay = group["lr"], group["momentum"], group["weight_decay"]
+        state = self.state[parameter]
+        ids, gradient = touched(parameter)
+        if momentum and "momentum_buffer" not in state:
+            state["momentum_buffer"] = torch.zeros_like(parameter, dtype=gradient.dtype)
+        if ids is None:
+            self._catch_up(parameter)
+        elif (momentum or decay) and "history" not in state:
+            state["last"] = torch.zeros(len(parameter), dtype=torch.int64, device=parameter.device)
+            state["history"] = empty(parameter.device)
+        rows = take(parameter, ids)
+        velocity = take(state["momentum_buffer"], ids) if "momentum_buffer" in state else None
+        if ids is not None and "history" in state:
+            _apply(since(state["history"], state["last"][ids]), rows, velocity)
+        if decay:
+            gradient = gradient.add(rows, alpha=decay)
+        if momentum and velocity is not None:
+            gradient = velocity.mul_(momentum).add_(gradient)
+        put(parameter, ids, rows.sub_(gradient, alpha=lr))
+        if velocity is not None:
+            put(state["momentum_buffer"], ids, velocity)
+        if ids is not None and "history" in state:
+            # As torch's SGD, one without momentum leaves the velocity as it is.
+            missed = [1 - lr * decay, -lr * momentum, decay, momentum] if momentum else [1 - lr * decay, 0.0, 0.0, 1.0]
+            append(state["history"], missed)
+            state["last"].index_fill_(0, ids, state["history"]["steps"])
+
+    @torch.no_grad()
+    def catch_up(self) -> None:
+        """Bring every row to where torch's SGD would have it now. O(C)."""
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self._catch_up(parameter)
+
+    def _catch_up(self, parameter: Tensor) -> None:
+        state = self.state.get(parameter, {})
+        if "history" not in state:
+            return
+        for start in range(0, len(parameter), _CHUNK):
+            part = slice(start, start + _CHUNK)
+            velocity = state["momentum_buffer"][part] if "momentum_buffer" in state else None
+            table = parameter[part]
+            rows = take(table, None)
+            _apply(since(state["history"], state["last"][part]), rows, velocity)
+            put(table, None, rows)
+        del state["history"], state["last"]
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict(state_dict)
+        restore(self, state_dict, exact=("last", "table"))
+
+    def resize_rows(self, parameter: nn.Parameter, old_rows: int) -> None:
+        """Give the state of a parameter as many rows as it has now. New ones are at rest, and have missed nothing."""
+        state = self.state.get(parameter, {})
+        if "momentum_buffer" in state:
+            state["momentum_buffer"] = resized(state["momentum_buffer"], old_rows, len(parameter), 0)
+        if "history" in state:
+            state["last"] = resized(state["last"], old_rows, len(parameter), state["history"]["steps"])
+
+
+def _apply(product: Tensor, rows: Tensor, velocity: Tensor | None) -> None:
+    """(w, v) ← product (w, v), in place; a velocity that is None is 0 and stays so."""
+    w_w, w_v, v_w, v_v = (per_row(entry, rows) for entry in product.flatten(1).to(rows.dtype).unbind(1))
+    if velocity is None:
+        rows.mul_(w_w)
+        return
+    before = rows.clone()
+    rows.mul_(w_w).addcmul_(velocity, w_v)
+    velocity.mul_(v_v).addcmul_(before, v_w)

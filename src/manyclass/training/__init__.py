@@ -1,0 +1,14 @@
+"""The loop that trains an encoder and a head, and what watches it."""
+
+from manyclass.training.batch import Batch as Batch
+from manyclass.training.callback import Callback as Callback
+from manyclass.training.csv_log import CSVLog as CSVLog
+from manyclass.training.evaluate import Evaluation as Evaluation
+from manyclass.training.evaluate import HeldOut as HeldOut
+from manyclass.training.evaluate import evaluate as evaluate
+from manyclass.training.history import History as History
+from manyclass.training.history import Progress as Progress
+from manyclass.training.history import Record as Record
+from manyclass.training.loop import Training as Training
+from manyclass.training.probe import Probe as Probe
+from manyclass.training.progress_line import ProgressLine as ProgressLine

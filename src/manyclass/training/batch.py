@@ -1,0 +1,76 @@
+"""What a step learns from."""
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from manyclass import _check
+
+IGNORED = -100
+_EXTRAS = ("weight", "exclude", "log_z")
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A batch on the head's device.
+
+    An iterable of batches yields `(inputs, target)` or `(inputs, target, extras)`, as tuples or lists; `extras` is a
+    mapping with some of the head's arguments of the names below.
+
+    Args:
+        inputs: what the encoder takes; without an encoder the head's `hidden`.
+        target: ids [...]; those of -100 are left out.
+        weight: [...] or None.
+        exclude: ids [..., E] or None.
+        log_z: [...] or None.
+    """
+
+    inputs: Any
+    target: Tensor
+    weight: Tensor | None = None
+    exclude: Tensor | None = None
+    log_z: Tensor | None = None
+
+    @classmethod
+    def of(cls, item: object, device: torch.device) -> "Batch":
+        """What an iterable yielded, moved to the device.
+
+        Raises:
+            TypeError: it is neither a pair nor a pair with a mapping.
+            ValueError: the mapping has a key that is not among the names above.
+        """
+        if not isinstance(item, tuple | list) or len(item) not in (2, 3):
+            got = f"{len(item)} parts" if isinstance(item, tuple | list) else type(item).__name__
+            raise TypeError(f"`batches` must yield (inputs, target) or (inputs, target, extras), got {got}")
+        inputs, target, extras = (*item, {})[:3]
+        _check.tensor("target", target)
+        if not isinstance(extras, Mapping):
+            raise TypeError(f"`extras` must be a mapping, got {type(extras).__name__}")
+        for name in extras:
+            _check.choice("extras", name, _EXTRAS)
+        return cls(*(_moved(part, device) for part in (inputs, target, *(extras.get(name) for name in _EXTRAS))))
+
+    def extras(self) -> dict[str, Tensor]:
+        """The head's keyword arguments that are given. A head need not know the others."""
+        given = {"weight": self.weight, "exclude": self.exclude, "log_z": self.log_z}
+        return {name: value for name, value in given.items() if value is not None}
+
+
+def device_of(head: nn.Module) -> torch.device:
+    """Where a head has its tensors; the CPU where it has none."""
+    found = next(itertools.chain(head.parameters(), head.buffers()), None)
+    return torch.device("cpu") if found is None else found.device
+
+
+def _moved(value: Any, device: torch.device) -> Any:
+    if isinstance(value, Tensor):
+        return value.to(device, non_blocking=True)
+    if isinstance(value, dict):
+        return {key: _moved(part, device) for key, part in value.items()}
+    if type(value) in (tuple, list):
+        return type(value)(_moved(part, device) for part in value)
+    return value

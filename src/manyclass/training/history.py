@@ -1,0 +1,69 @@
+"""What a training has to tell: where it is, what it measured, how it ended."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+Stopped = Literal["epochs", "steps", "seconds", "patience", "batches", "interrupted", "failed"]
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a training is.
+
+    Args:
+        step: steps taken.
+        epoch: epochs completed.
+        position: batches seen of the epoch that is under way.
+        examples: targets seen, ignored ones included.
+        seconds: spent on training; evaluations, probes and what is done with records do not count.
+    """
+
+    step: int = 0
+    epoch: int = 0
+    position: int = 0
+    examples: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Record:
+    """What was measured after a step.
+
+    Args:
+        step, epoch, examples, seconds: as in `Progress`.
+        loss: of training, smoothed: the mean of the first 50 steps, then an average that forgets 2% a step.
+        held_out_loss: the exact negative log likelihood of a held-out example; None where there was no evaluation.
+        metrics: the user's, by name; empty where there was no evaluation.
+        rmse_log_z: the error of log Z̃; None where there was no probe, or the objective has no Z̃.
+        seconds_left: until the first limit, at the pace so far; None where that is unknown.
+    """
+
+    step: int
+    epoch: int
+    examples: int
+    seconds: float
+    loss: float
+    held_out_loss: float | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    rmse_log_z: float | None = None
+    seconds_left: float | None = None
+
+
+@dataclass(frozen=True)
+class History:
+    """What `Training.run` returns.
+
+    Args:
+        records: in order. At the end of an epoch two may be of the same step: a report and then an evaluation.
+        progress: where the training ended.
+        best_step, best_loss: the evaluation with the smallest held-out loss; None where there was none.
+        stopped: the limit that was reached ("epochs", "steps", "seconds"); "patience"; "batches", an iterator that ran
+            out before; "interrupted"; or "failed", which only callbacks see, for the error is raised.
+    """
+
+    records: tuple[Record, ...]
+    progress: Progress
+    best_step: int | None
+    best_loss: float | None
+    stopped: Stopped

@@ -1,0 +1,87 @@
+"""Progress on a terminal or in a log."""
+
+import shutil
+import sys
+import time
+from typing import TextIO
+
+from manyclass import _check
+from manyclass.training.callback import Callback
+from manyclass.training.history import History, Record
+
+
+class ProgressLine(Callback):
+    """One line that follows the records; those with an evaluation stay.
+
+    On a terminal the line is written over in place. Elsewhere a line is printed for each evaluation, and for another
+    record if the last line is some time ago. It shows the held-out loss and the error of log Z̃ last measured.
+
+    Args:
+        file: where to. None: the standard error, as it is at that time.
+        every: seconds between lines without an evaluation, where the file is no terminal.
+    """
+
+    def __init__(self, *, file: TextIO | None = None, every: float = 10.0) -> None:
+        self._given = file
+        self._every = _check.number("every", every, low=0)
+        self._shown_at = time.monotonic()
+        self._open = False
+        self._before = (0, 0.0)
+        self._rate = 0.0
+        self._held_out: float | None = None
+        self._rmse: float | None = None
+
+    def on_record(self, record: Record) -> None:
+        file, now = self._file(), time.monotonic()
+        self._follow(record)
+        evaluated = record.held_out_loss is not None
+        if file.isatty():
+            # One column is left free: some terminals wrap a line that fills them all.
+            text = self._text(record)[: shutil.get_terminal_size().columns - 1]
+            file.write(f"\r{text}\x1b[K" + "\n" * evaluated)
+            self._open = not evaluated
+        elif evaluated or now - self._shown_at >= self._every:
+            file.write(self._text(record) + "\n")
+        else:
+            return
+        file.flush()
+        self._shown_at = now
+
+    def on_end(self, history: History) -> None:
+        best = "" if history.best_loss is None else f", best held-out loss {history.best_loss:.4f}"
+        best += "" if history.best_step is None else f" at step {history.best_step:,}"
+        text = f"stopped ({history.stopped}) after {history.progress.step:,} steps{best}\n"
+        file = self._file()
+        file.write("\n" * self._open + text)
+        file.flush()
+        self._open = False
+
+    def _file(self) -> TextIO:
+        return sys.stderr if self._given is None else self._given
+
+    def _follow(self, record: Record) -> None:
+        examples, seconds = record.examples - self._before[0], record.seconds - self._before[1]
+        # A resumed training's first record counts from its beginning, which is the pace it had all along.
+        if examples > 0 and seconds > 0:
+            self._rate = examples / seconds
+            self._before = (record.examples, record.seconds)
+        self._held_out = self._held_out if record.held_out_loss is None else record.held_out_loss
+        self._rmse = self._rmse if record.rmse_log_z is None else record.rmse_log_z
+
+    def _text(self, record: Record) -> str:
+        parts = [f"step {record.step:,}", f"epoch {record.epoch}", f"{self._rate:,.0f} examples/s"]
+        parts.append(f"loss {record.loss:.4f}")
+        if self._held_out is not None:
+            parts.append(f"held-out loss {self._held_out:.4f}")
+        parts += [f"{name} {value:.4g}" for name, value in record.metrics.items()]
+        if self._rmse is not None:
+            parts.append(f"rmse log Z {self._rmse:.3g}")
+        if record.seconds_left is not None:
+            parts.append(f"{_clock(record.seconds_left)} left")
+        return "  ".join(parts)
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -1,0 +1,59 @@
+"""On a GPU: the same rows as on the CPU, and no step that waits for the device."""
+
+import pytest
+import torch
+
+from manyclass import ClassHead
+from manyclass.optim import RowSGD, clip_grad_norm_
+from tests.optim.tables import OURS, parameters, set_gradients
+from tests.optim.test_sgd import rows
+from tests.tables import SAMPLERS
+from tests.test_gpu import no_waiting
+
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
+    pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarning"),
+]
+
+C, D, B = 3000, 32, 48
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_it_has_the_rows_that_the_cpu_has(name):
+    params = parameters()
+    moved = [torch.nn.Parameter(p.detach().cuda()) for p in params]
+    optimizer, other = OURS[name](params), OURS[name](moved)
+    for step in range(70):
+        set_gradients(params, rows(step), step)
+        for p, q in zip(params, moved, strict=True):
+            q.grad = p.grad.cuda()
+        for p, o in ((params, optimizer), (moved, other)):
+            clip_grad_norm_(p, 2.0)
+            o.step()
+    if isinstance(optimizer, RowSGD):
+        optimizer.catch_up()
+        other.catch_up()
+    for p, q in zip(params, moved, strict=True):
+        torch.testing.assert_close(q.detach().cpu(), p.detach(), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("sparse", [False, True], ids=["dense", "sparse"])
+@pytest.mark.parametrize("name", OURS)
+def test_a_step_waits_for_nothing(name, sparse):
+    torch.manual_seed(0)
+    head = ClassHead(D, C, sampler=SAMPLERS["systematic"](torch.ones(C), 60, None), sparse=sparse).cuda()
+    optimizer = OURS[name](head.parameters())
+    hidden, target = torch.randn(B, D, device="cuda"), torch.randint(0, C, (B,), device="cuda")
+
+    def train():
+        optimizer.zero_grad()
+        head(hidden, target).backward()
+        clip_grad_norm_(head.parameters(), 1.0)
+        optimizer.step()
+
+    train()
+    with no_waiting():
+        # As many as it takes for a history to grow.
+        for _ in range(70):
+            train()
+    assert head.weight.isfinite().all()

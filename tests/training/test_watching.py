@@ -1,0 +1,130 @@
+"""What a training shows and writes."""
+
+import csv
+import io
+
+import pytest
+
+from manyclass.training import CSVLog, HeldOut, History, Probe, Progress, ProgressLine, Record
+from tests.training.problem import batches, trained
+
+COLUMNS = ["step", "epoch", "examples", "seconds", "loss", "held_out_loss", "rmse_log_z"]
+
+
+def rows(path):
+    with path.open() as file:
+        return list(csv.DictReader(file))
+
+
+def record(step, **options):
+    return Record(step, 0, 100 * step, 0.5 * step, 2.5, **options)
+
+
+def history(**options):
+    return History(**{"records": (), "progress": Progress(step=1200), "best_step": None, "best_loss": None, **options})
+
+
+def test_the_log_has_a_row_for_each_record(tmp_path):
+    path = tmp_path / "log.csv"
+    held_out = HeldOut(batches(1), metrics={"zero": lambda hidden, batch: 0 * batch.target})
+    records = trained(
+        epochs=2,
+        report_every=3,
+        held_out=held_out,
+        probe=Probe(every=6),
+        callbacks=[CSVLog(path, metrics=("zero", "other"))],
+    )[2].records
+    written = rows(path)
+    assert list(written[0]) == [*COLUMNS, "zero", "other"]
+    assert [int(row["step"]) for row in written] == [3, 6, 8, 9, 12, 15, 16]
+    for row, kept in zip(written, records, strict=True):
+        assert float(row["loss"]) == kept.loss
+        assert row["held_out_loss"] == ("" if kept.held_out_loss is None else str(kept.held_out_loss))
+        assert row["rmse_log_z"] == ("" if kept.rmse_log_z is None else str(kept.rmse_log_z))
+        assert row["zero"] == ("" if kept.held_out_loss is None else "0.0")
+        assert row["other"] == ""
+
+
+def test_a_row_is_on_disk_at_once_and_the_file_is_opened_late(tmp_path):
+    path = tmp_path / "log.csv"
+    log = CSVLog(path)
+    assert not path.exists()
+    log.on_record(record(1))
+    assert len(rows(path)) == 1
+    log.on_end(history(stopped="steps"))
+
+
+def test_a_log_that_exists_goes_on(tmp_path):
+    path = tmp_path / "log.csv"
+    for step in (1, 2):
+        log = CSVLog(path)
+        log.on_record(record(step))
+        log.on_end(history(stopped="steps"))
+    assert [row["step"] for row in rows(path)] == ["1", "2"]
+    assert path.read_text().count("step") == 1
+    path.write_text(path.read_text() + "3,0,3")
+    log = CSVLog(path)
+    log.on_record(record(4))
+    log.on_end(history(stopped="steps"))
+    assert [row["step"] for row in rows(path)] == ["1", "2", "3", "4"]
+
+
+def test_a_log_of_other_columns_is_refused(tmp_path):
+    path = tmp_path / "log.csv"
+    path.write_text("step,accuracy\n")
+    with pytest.raises(ValueError, match=r"`path` must have the columns \['step', .*got \['step', 'accuracy'\]"):
+        CSVLog(path).on_record(record(1))
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def show(line):
+    line.on_record(record(1000, seconds_left=75.0))
+    line.on_record(record(1100, held_out_loss=2.25, metrics={"accuracy": 0.125}, seconds_left=4000.0))
+    line.on_record(record(1200, rmse_log_z=0.0625))
+    line.on_end(history(best_step=1100, best_loss=2.25, stopped="interrupted"))
+
+
+def test_a_file_gets_plain_lines():
+    file = io.StringIO()
+    show(ProgressLine(file=file, every=0))
+    assert file.getvalue().splitlines() == [
+        "step 1,000  epoch 0  200 examples/s  loss 2.5000  1:15 left",
+        "step 1,100  epoch 0  200 examples/s  loss 2.5000  held-out loss 2.2500  accuracy 0.125  1:06:40 left",
+        "step 1,200  epoch 0  200 examples/s  loss 2.5000  held-out loss 2.2500  rmse log Z 0.0625",
+        "stopped (interrupted) after 1,200 steps, best held-out loss 2.2500 at step 1,100",
+    ]
+
+
+def test_a_file_gets_few_lines_without_an_evaluation():
+    file = io.StringIO()
+    show(ProgressLine(file=file, every=1000))
+    assert [line.split("  ")[0] for line in file.getvalue().splitlines()[:-1]] == ["step 1,100"]
+
+
+def test_a_terminal_gets_one_line_in_place(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    file = Terminal()
+    show(ProgressLine(file=file))
+    first, second, third = file.getvalue().split("\r")[1:]
+    assert first.endswith("1:15 left\x1b[K")
+    assert second.endswith("1:06:40 left\x1b[K\n")
+    assert third.split("\x1b[K")[1].startswith("\nstopped")
+
+
+def test_a_line_never_wraps(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "30")
+    file = Terminal()
+    ProgressLine(file=file).on_record(record(1000))
+    assert file.getvalue() == "\rstep 1,000  epoch 0  200 exam\x1b[K"
+
+
+def test_it_is_shown_on_the_standard_error(capsys):
+    trained(epochs=1, held_out=HeldOut(batches(1)), callbacks=[ProgressLine()])
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "held-out loss" in err
+    assert "stopped (epochs) after 8 steps" in err
