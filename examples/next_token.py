@@ -4,7 +4,8 @@
 
 Real text that every machine has: the source of the running interpreter's standard library, its test folders left out.
 A small network reads the last eight tokens and predicts the next one among tens of thousands. It is trained by
-scoring about a thousand of them a step; what is shown is the exact held-out likelihood, over all of them.
+scoring about a thousand of them a step; the held-out loss that is shown is exact, over all of them.
+Ctrl-C ends it early.
 """
 
 import argparse
@@ -13,14 +14,15 @@ import math
 import random
 import sys
 import sysconfig
-import time
 import tokenize
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from manyclass import ClassCounts, ClassHead, diagnose
+from manyclass.training import HeldOut, Probe, ProgressLine, Training
 
 CONTEXT, DIM, BATCH = 8, 64, 1024
 UNKNOWN = "<unknown>"
@@ -65,13 +67,23 @@ class Encoder(nn.Module):
         return mixed
 
 
-@torch.no_grad()
-def held_out_loss(encoder: Encoder, head: ClassHead, context: Tensor, target: Tensor) -> float:
-    """The exact negative log likelihood of a token, over all classes."""
-    total = 0.0
-    for part, expected in zip(context.split(2048), target.split(2048), strict=True):
-        total += head.exact_loss(encoder(part), expected, reduction="sum").item()
-    return total / len(target)
+class Shuffled:
+    """Batches of the examples, each epoch in an order of its own."""
+
+    def __init__(self, context: Tensor, target: Tensor, *, seed: int) -> None:
+        self.context, self.target, self.seed = context, target, seed
+        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return math.ceil(len(self.target) / BATCH)
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        generator = torch.Generator().manual_seed(self.seed + self.epoch)
+        for rows in torch.randperm(len(self.target), generator=generator).split(BATCH):
+            yield self.context[rows], self.target[rows]
 
 
 def main() -> None:
@@ -105,29 +117,26 @@ def main() -> None:
     context, target = windows(train)
     test_context, test_target = (part[:20_000] for part in windows(held_out))
     unigram = -counts.frequency().log()[test_target].mean().item()
-    print(f"{'seconds':>8} {'steps':>6} {'training loss':>14} {'held-out loss':>14} {'perplexity':>11}")
-    print(f"{0:>8} {0:>6} {'':>14} {unigram:>14.3f} {math.exp(unigram):>11.1f}   frequencies alone")
+    print(f"held-out loss of frequencies alone {unigram:.4f}, perplexity {math.exp(unigram):.1f}\n", flush=True)
 
+    # The head's table is the encoder's too: each parameter once.
     parameters = {*encoder.parameters(), *head.parameters()}
-    optimizer = torch.optim.Adagrad(parameters, lr=0.05)
-    spent, steps, shown, running = 0.0, 0, 0, 0.0
-    try:
-        while spent < arguments.seconds:
-            start = time.perf_counter()
-            rows = torch.randint(0, len(target), (BATCH,))
-            optimizer.zero_grad()
-            loss = head(encoder(context[rows]), target[rows])
-            loss.backward()
-            optimizer.step()
-            spent += time.perf_counter() - start
-            steps += 1
-            running = loss.item() if steps == 1 else 0.98 * running + 0.02 * loss.item()
-            if spent >= arguments.seconds * (shown + 1) / 6 or spent >= arguments.seconds:
-                shown += 1
-                nll = held_out_loss(encoder, head, test_context, test_target)
-                print(f"{spent:>8.0f} {steps:>6} {running:>14.3f} {nll:>14.3f} {math.exp(nll):>11.1f}", flush=True)
-    except KeyboardInterrupt:
-        print("\nstopped early; this is what it has learned")
+    history = Training(
+        head,
+        Shuffled(context, target, seed=arguments.seed),
+        torch.optim.Adagrad(parameters, lr=0.05),
+        encoder=encoder,
+        seconds=arguments.seconds,
+        held_out=HeldOut(
+            list(zip(test_context.split(2048), test_target.split(2048), strict=True)), every=250, restore_best=True
+        ),
+        probe=Probe(every=250),
+        report_every=10,
+        callbacks=[ProgressLine(file=sys.stdout)],
+        seed=arguments.seed,
+    ).run()
+    if history.best_loss is not None:
+        print(f"best perplexity {math.exp(history.best_loss):.1f}")
 
     print("\nThe approximation, beside the exact gradient on 256 held-out examples:")
     with torch.no_grad():
