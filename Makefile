@@ -2,6 +2,7 @@
 VENV := .venv
 PYTHON := $(VENV)/bin/python
 READY := $(VENV)/.ready
+BENCH := $(VENV)/.ready-bench
 PIP := $(PYTHON) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .PHONY: setup test check demo bench clean
@@ -26,8 +27,14 @@ check: $(READY)
 demo: $(READY)
 	$(PYTHON) examples/next_token.py
 
-bench: $(READY)
+$(BENCH): $(READY)
+	$(PIP) --editable '.[peers,report]'
+	touch $@
+
+bench: $(BENCH)
 	$(PYTHON) benchmarks/draws.py
+	$(PYTHON) benchmarks/step.py
+	$(PYTHON) benchmarks/plots.py
 
 clean:
 	rm -rf $(VENV) dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -9,27 +9,23 @@ up in a process of its own, so that its peak memory can be told, once with huge 
 """
 
 import argparse
-import csv
 import json
-import lzma
 import os
 import subprocess
 import sys
 import time
 from pathlib import Path
 
-import numpy as np
 import torch
-from torch import Tensor
 
 from manyclass.samplers import Bernoulli, Importance, Sampler, Systematic, WithExplicit
 
 ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT.parent))
 
-from benchmarks.machine import alternate, peak_gib, provenance, quantiles  # noqa: E402
+from benchmarks.counts import zipf_counts  # noqa: E402
+from benchmarks.machine import alternate, peak_gib, provenance, quantiles, write_csv  # noqa: E402
 
-DATA = Path(os.environ.get("MANYCLASS_DATA", ROOT.parent.parent / "shared" / "data"))
 RESULTS = ROOT / "results" / "draws.csv"
 BATCH, K, DIM = 256, 1000, 128
 
@@ -41,26 +37,6 @@ SAMPLERS = {
     "minibatch explicit, systematic": lambda counts: WithExplicit(Systematic(counts, K), "batch"),
     "half explicit, half systematic": lambda counts: WithExplicit.budget(Systematic(counts, K // 2), K),
 }
-
-
-def zipf_counts(num_classes: int) -> tuple[Tensor, str]:
-    """Counts of words in the One Billion Word corpus, continued by the power law of their tail; where the file is
-    missing, such a law from the first class on."""
-    path = DATA / "lm1b-counts" / "counts.i32.xz"
-    counts = torch.empty(num_classes, dtype=torch.float64)
-    if path.exists():
-        with lzma.open(path) as file:
-            real = np.sort(np.frombuffer(file.read(), dtype="<i4"))[::-1].astype(np.float64)
-    else:
-        real = 3.6e7 / (np.arange(1000) + 2.0)
-    n = min(len(real), num_classes)
-    counts[:n] = torch.from_numpy(real[:n].copy())
-    if num_classes > n:
-        # The slope of log count against log rank over the last half of the ranks.
-        slope = np.log(real[n - 1] / real[n // 2 - 1]) / np.log(n / (n // 2))
-        rank = torch.arange(n + 1, num_classes + 1, dtype=torch.float64)
-        counts[n:] = rank.div_(n).pow_(float(slope)).mul_(float(real[n - 1]))
-    return counts, "lm1b" if path.exists() else "power law"
 
 
 def measure(name: str, num_classes: int, repeats: int) -> dict[str, object]:
@@ -138,10 +114,7 @@ def main() -> None:
                     flush=True,
                 )
     if sizes == [10**n for n in range(4, 9)]:
-        with RESULTS.open("w", newline="") as file:
-            writer = csv.DictWriter(file, rows[0].keys())
-            writer.writeheader()
-            writer.writerows(rows)
+        write_csv(RESULTS, rows)
         print(f"written to {RESULTS}")
 
 

@@ -1,0 +1,240 @@
+"""How long sampled training takes to the perplexity that exact training reaches in three epochs, on WikiText-2.
+
+    python benchmarks/quality.py                            # the whole, into benchmarks/results/quality.csv
+    python benchmarks/quality.py --tokens 50000 --epochs 1  # a part of the text, printed only
+
+The model reads the last five words (64 numbers each, one layer of tanh) and predicts the next of 33,278. Everything
+but the loss is the same on both sides: first parameters, batches, Adagrad. Learning rates are chosen alike, from one
+grid, by one pass over a tenth of the text. `Systematic` is trained with each k, then exact training runs, then the
+best k again, so that a change of the machine's mood shows. Perplexity is exact, over the first 50,000 words of the
+validation text, and at the end once over all of it. Seconds are those of training alone.
+"""
+
+import argparse
+import collections
+import lzma
+import math
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from manyclass import ClassCounts, ClassHead
+from manyclass.optim import RowAdagrad
+from manyclass.samplers import Systematic
+from manyclass.training import HeldOut, ProgressLine, Record, Training, evaluate
+
+ROOT = Path(__file__).resolve().parent
+sys.path.insert(0, str(ROOT.parent))
+
+from benchmarks.counts import DATA  # noqa: E402
+from benchmarks.machine import provenance, write_csv  # noqa: E402
+
+RESULTS = ROOT / "results" / "quality.csv"
+CONTEXT, WORD_DIM, DIM, BATCH = 5, 64, 128, 512
+RATES = (0.025, 0.05, 0.1, 0.2)
+KS = (256, 512, 1024)
+SWEEP_K = 512
+CLOSE = 1.005
+POINTS = 6  # evaluations in an epoch
+HELD_OUT = 50_000
+
+
+@dataclass(frozen=True)
+class Corpus:
+    train: Tensor
+    valid: Tensor
+    num_classes: int
+
+
+def read(folder: Path, tokens: int | None) -> Corpus:
+    """Words between spaces and an end for each line; every word of the training text is a class."""
+    texts = []
+    for name in ("train", "valid"):
+        with lzma.open(folder / f"{name}.txt.xz", "rt", encoding="utf-8") as file:
+            texts.append([word for line in file for word in (*line.split(), "<eos>")])
+    ids = {word: i for i, (word, _) in enumerate(collections.Counter(texts[0]).most_common())}
+    train, valid = (torch.tensor([ids[word] for word in text if word in ids]) for text in texts)
+    return Corpus(train[:tokens], valid[:tokens], len(ids))
+
+
+class Windows:
+    """Batches of contexts [B, 5] and the words that follow, in an order that follows from the epoch."""
+
+    def __init__(self, ids: Tensor, *, batch: int = BATCH, shuffled: bool = True) -> None:
+        self._rows, self._batch, self._shuffled = ids.unfold(0, CONTEXT + 1, 1), batch, shuffled
+        self._epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self._epoch = epoch
+
+    def __len__(self) -> int:
+        return -(-len(self._rows) // self._batch)
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        n, generator = len(self._rows), torch.Generator().manual_seed(self._epoch)
+        order = torch.randperm(n, generator=generator) if self._shuffled else torch.arange(n)
+        for part in order.split(self._batch):
+            rows = self._rows.index_select(0, part)
+            yield rows[:, :-1], rows[:, -1].contiguous()
+
+
+class Encoder(nn.Module):
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        self.words = nn.Embedding(num_classes, WORD_DIM, sparse=True)
+        nn.init.normal_(self.words.weight, std=0.1)
+        self.mix = nn.Linear(CONTEXT * WORD_DIM, DIM)
+
+    def forward(self, context: Tensor) -> Tensor:
+        return torch.tanh(self.mix(self.words(context).flatten(1)))
+
+
+class Exact(nn.Module):
+    """The softmax over all classes, as PyTorch computes it."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.linear = linear
+
+    def forward(self, hidden: Tensor, target: Tensor, *, ignore_index: int = -100, reduction: str = "mean") -> Tensor:
+        return F.cross_entropy(self.linear(hidden), target, ignore_index=ignore_index, reduction=reduction)
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training: its evaluations, and the parts that it trained."""
+
+    points: tuple[Record, ...]
+    encoder: Encoder
+    head: nn.Module
+
+    @property
+    def perplexity(self) -> float:
+        return perplexity(self.points[-1])
+
+
+def train(corpus: Corpus, tokens: Tensor, k: int | None, lr: float, *, epochs: int, points: int = POINTS) -> Run:
+    """Train on the tokens; without k exactly."""
+    torch.manual_seed(0)
+    encoder = Encoder(corpus.num_classes)
+    counts = ClassCounts.from_targets(corpus.train, corpus.num_classes)
+    sampled = ClassHead(DIM, corpus.num_classes, counts=counts, sampler=Systematic(counts, k or 1), sparse=True)
+    head = Exact(sampled.to_linear()) if k is None else sampled
+    # The input words have row gradients on both sides; the exact head has torch's own Adagrad.
+    by_row = [encoder.words.weight, *([] if k is None else head.parameters())]
+    dense = [*encoder.mix.parameters(), *(head.parameters() if k is None else [])]
+    batches, held_out = Windows(tokens), Windows(corpus.valid[:HELD_OUT], batch=2048, shuffled=False)
+    history = Training(
+        head,
+        batches,
+        [torch.optim.Adagrad(dense, lr=lr), RowAdagrad(by_row, lr=lr)],
+        encoder=encoder,
+        epochs=epochs,
+        held_out=HeldOut(held_out, every=max(1, len(batches) // points)),
+        callbacks=[ProgressLine()] if sys.stderr.isatty() else [],
+    ).run()
+    if history.stopped == "interrupted":
+        raise KeyboardInterrupt
+    return Run(tuple(record for record in history.records if record.held_out_loss is not None), encoder, head)
+
+
+def perplexity(record: Record) -> float:
+    assert record.held_out_loss is not None
+    return math.exp(record.held_out_loss)
+
+
+def seconds_to(records: tuple[Record, ...], target: float) -> float | None:
+    """When the perplexity first came below the target, between the two points that tell; None: it did not."""
+    for before, after in zip((None, *records), records, strict=False):
+        if perplexity(after) <= target:
+            if before is None:
+                return after.seconds
+            share = math.log(perplexity(before) / target) / math.log(perplexity(before) / perplexity(after))
+            return before.seconds + share * (after.seconds - before.seconds)
+    return None
+
+
+def best_rate(corpus: Corpus, k: int | None, label: str) -> float:
+    """The rate of the grid with the best held-out perplexity after one pass over a tenth of the text."""
+    found = {}
+    tenth = corpus.train[: max(len(corpus.train) // 10, 2 * BATCH)]
+    for lr in RATES:
+        run = train(corpus, tenth, k, lr, epochs=1, points=1)
+        found[lr] = run.perplexity
+        print(f"{label:24} rate {lr:<6} {run.perplexity:10.2f} {run.points[-1].seconds:9.1f} s", flush=True)
+    return min(found, key=found.__getitem__)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--data", type=Path, default=DATA / "wikitext-2", help="folder of train.txt.xz and valid.txt.xz"
+    )
+    parser.add_argument("--tokens", type=int, default=None, help="how many to read of each text (default: all)")
+    parser.add_argument("--epochs", type=int, default=3, help="of exact training")
+    parser.add_argument("--longest", type=int, default=5, help="epochs of sampled training, at most")
+    parser.add_argument("--k", type=int, nargs="+", default=list(KS), help="classes to sample")
+    parser.add_argument("--out", type=Path, default=None, help="CSV file (default: the kept one, for a whole run)")
+    arguments = parser.parse_args()
+    if not (arguments.data / "train.txt.xz").exists():
+        parser.exit(2, f"quality: {arguments.data} holds no train.txt.xz; MANYCLASS_DATA or --data says where it is\n")
+    corpus = read(arguments.data, arguments.tokens)
+    print(f"{len(corpus.train):,} words, {corpus.num_classes:,} classes; perplexity and seconds of training:")
+    sampled_rate = best_rate(corpus, SWEEP_K, f"sampled, k = {SWEEP_K}")
+    exact_rate = best_rate(corpus, None, "exact")
+
+    runs: dict[str, Run] = {}
+
+    def add(name: str, k: int | None, lr: float, epochs: int) -> Run:
+        runs[name] = train(corpus, corpus.train, k, lr, epochs=epochs)
+        print(
+            f"{name:24} rate {lr:<6} {runs[name].perplexity:10.2f} {runs[name].points[-1].seconds:9.1f} s", flush=True
+        )
+        return runs[name]
+
+    for k in arguments.k:
+        add(f"k = {k}", k, sampled_rate, arguments.longest)
+    exact = add("exact", None, exact_rate, arguments.epochs)
+    target, whole = CLOSE * exact.perplexity, exact.points[-1].seconds
+    reached = {k: seconds for k in arguments.k if (seconds := seconds_to(runs[f"k = {k}"].points, target))}
+    print(f"\nexact training takes {whole:.0f} s; to {target:.2f}, 0.5 % above its perplexity:")
+    if not reached:
+        print(f"no k of {arguments.k} came there in {arguments.longest} epochs")
+    else:
+        best = min(reached, key=reached.__getitem__)
+        again = f"k = {best}, again"
+        run = add(again, best, sampled_rate, arguments.longest)
+        for name in (*(f"k = {k}" for k in reached), again):
+            seconds = seconds_to(runs[name].points, target)
+            share = "not reached" if seconds is None else f"{seconds:8.1f} s, 1/{whole / seconds:.1f} of exact"
+            print(f"{name:24} {share}")
+        for name, done in (("exact", exact), (again, run)):
+            loss = evaluate(done.head, Windows(corpus.valid, batch=2048, shuffled=False), encoder=done.encoder).loss
+            print(f"{name:24} {math.exp(loss):10.2f} over the whole validation text, at its end")
+    rows = [
+        {
+            "run": name,
+            "lr": exact_rate if name == "exact" else sampled_rate,
+            "step": point.step,
+            "epochs": round(point.examples / (len(corpus.train) - CONTEXT), 3),
+            "seconds": round(point.seconds, 3),
+            "perplexity": round(perplexity(point), 3),
+            "target": round(target, 3),
+            **provenance(),
+        }
+        for name, run in runs.items()
+        for point in run.points
+    ]
+    path = arguments.out or (RESULTS if arguments.tokens is None else None)
+    if path is not None:
+        write_csv(path, rows)
+        print(f"written to {path}")
+
+
+if __name__ == "__main__":
+    main()

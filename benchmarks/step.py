@@ -1,0 +1,214 @@
+"""How long a whole training step takes, ours and others', against the matrix products that none can do without.
+
+    python benchmarks/step.py                       # the whole table, into benchmarks/results/step.csv
+    python benchmarks/step.py --sizes 1e5 --huge 0  # a part of it, printed only
+
+A step draws, scores, goes back to `hidden` [256, 128] and updates by Adagrad; k = 1000, float32, with biases, targets
+drawn by frequency. Each contender has a process of its own, so that its peak memory can be told, and all take turns
+within one run: in each of 60 rounds a contender makes a step that is not timed, which wakes its threads and fills the
+caches, and five that are. One whose step takes longer than 0.1 s makes a single step in each of five rounds among
+those. Where the tables of all do not fit into memory at once they come in groups, each with the products in it, and
+ratios between groups are ratios of ratios to them. Once with huge pages and once without; they are torch's alone.
+"""
+
+import argparse
+import importlib.metadata
+import statistics
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from manyclass.samplers import Importance
+
+ROOT = Path(__file__).resolve().parent
+sys.path.insert(0, str(ROOT.parent))
+
+from benchmarks.counts import zipf_counts  # noqa: E402
+from benchmarks.machine import copy_gb_per_s, free_gib, provenance, quantiles, write_csv  # noqa: E402
+from benchmarks.turns import NotInstalledError, Turns  # noqa: E402
+
+RESULTS = ROOT / "results" / "step.csv"
+BATCH, K, DIM = 256, 1000, 128
+SIZES = [10**5, 10**6, 10**7]
+BATCHES = 64
+ROUNDS, STEPS = 60, 5
+SLOW, SLOW_ROUNDS = 0.1, 5
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A step, how many tables [C, D] it holds at its peak, and what its process is told."""
+
+    build: str
+    tables: float
+    environment: dict[str, str] = field(default_factory=dict)
+
+    def gib(self, num_classes: int) -> float:
+        return 0.5 + self.tables * num_classes * DIM * 4 / 2**30
+
+
+FLOOR, OURS = "products", "manyclass"
+CONTENDERS = {
+    FLOOR: Contender("contenders:products", 0),
+    OURS: Contender("contenders:systematic", 2.2),
+    "manyclass, Importance": Contender("contenders:importance", 2.2),
+    "manyclass, not compiled": Contender("contenders:systematic", 2.2, {"MANYCLASS_NATIVE": "0"}),
+    "torch sparse embedding": Contender("contenders:embedding", 2.2),
+    "TensorFlow": Contender("contenders_tensorflow:adagrad", 2.2),
+    "TensorFlow, no update": Contender("contenders_tensorflow:no_update", 1.2),
+    "TensorFlow, Keras Adagrad": Contender("contenders_tensorflow:keras_adagrad", 4.5),
+    "torch adaptive softmax": Contender("contenders:adaptive", 1),
+    "torch linear_cross_entropy": Contender("contenders:chunked", 4.5),
+    "torch exact": Contender("contenders:exact", 8.5),
+}
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A contender after its turns, with the median of the products that it took turns with."""
+
+    times: list[float]
+    floor: float
+    setup_s: float
+    peak_gib: float
+
+    @property
+    def ratio(self) -> float:
+        return statistics.median(self.times) / self.floor
+
+
+def groups(names: list[str], num_classes: int, budget: float) -> Iterator[list[str]]:
+    """The contenders that fit into memory together, each group with the products in it."""
+    group, used = [FLOOR], CONTENDERS[FLOOR].gib(num_classes)
+    for name in names:
+        if name == FLOOR:
+            continue
+        gib = CONTENDERS[name].gib(num_classes)
+        if len(group) > 1 and used + gib > budget:
+            yield group
+            group, used = [FLOOR], CONTENDERS[FLOOR].gib(num_classes)
+        group.append(name)
+        used += gib
+    yield group
+
+
+def measure(group: list[str], num_classes: int, rounds: int, data: Path, huge: bool) -> dict[str, Measured | str]:
+    """The contenders of a group after they have taken turns, or why one did not."""
+    environment = {
+        "THP_MEM_ALLOC_ENABLE": str(int(huge)),
+        "OMP_NUM_THREADS": str(torch.get_num_threads()),
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+    }
+    missing: dict[str, Measured | str] = {}
+    turns: dict[str, Turns] = {}
+    with ExitStack() as stack:
+        for name in group:
+            contender = CONTENDERS[name]
+            try:
+                turns[name] = Turns(contender.build, num_classes, data, environment | contender.environment)
+                stack.callback(turns[name].close)
+            except NotInstalledError as error:
+                missing[name] = f"not installed: {error}"
+        times: dict[str, list[float]] = {name: [] for name in turns}
+        for i in range(rounds):
+            for name, turn in turns.items():
+                if turn.step_s < SLOW:
+                    times[name] += turn.take(untimed=1, timed=STEPS)
+                elif i % max(1, rounds // SLOW_ROUNDS) == 0:
+                    times[name] += turn.take(untimed=0, timed=1)
+    floor = statistics.median(times[FLOOR])
+    return missing | {name: Measured(times[name], floor, turn.setup_s, turn.peak_gib) for name, turn in turns.items()}
+
+
+def run(names: list[str], num_classes: int, rounds: int, budget: float, huge: bool) -> list[dict[str, object]]:
+    """The rows of one size."""
+    counts, law = zipf_counts(num_classes)
+    # Targets as training has them: drawn by frequency.
+    draw = Importance(counts, BATCHES * BATCH)
+    drawn = draw(torch.zeros(1, dtype=torch.int64), generator=torch.Generator().manual_seed(0)).ids()
+    copy = copy_gb_per_s()
+    measured: dict[str, Measured | str] = {}
+    fitting = []
+    for name in names:
+        gib = CONTENDERS[name].gib(num_classes)
+        if gib <= budget:
+            fitting.append(name)
+        else:
+            measured[name] = f"would need {gib:.0f} GiB"
+    with tempfile.TemporaryDirectory() as folder:
+        np.save(Path(folder) / "counts.npy", counts.numpy())
+        np.save(Path(folder) / "targets.npy", drawn.reshape(BATCHES, BATCH).numpy())
+        del counts, draw, drawn
+        for group in groups(fitting, num_classes, budget):
+            measured = measure(group, num_classes, rounds, Path(folder), huge) | measured
+    about = {"copy_gb_per_s": round(copy, 1), "counts": law, **provenance(), "huge_pages": int(huge)}
+    about["tensorflow"] = tensorflow_version()
+    ours = measured.get(OURS)
+    return [{"contender": name, "num_classes": num_classes, **columns(measured[name], ours), **about} for name in names]
+
+
+def columns(measured: Measured | str, ours: Measured | str | None) -> dict[str, object]:
+    """What the table says of one contender; numbers are missing where a note says why."""
+    names = "step_ms_p20 step_ms step_ms_p80 to_products to_manyclass steps peak_gib setup_s products_gflops note"
+    empty: dict[str, object] = dict.fromkeys(names.split(), "")
+    if isinstance(measured, str):
+        return empty | {"note": measured}
+    low, median, high = (round(time * 1e3, 3) for time in quantiles(measured.times))
+    return empty | {
+        "step_ms_p20": low,
+        "step_ms": median,
+        "step_ms_p80": high,
+        "to_products": round(measured.ratio, 2),
+        "to_manyclass": round(measured.ratio / ours.ratio, 3) if isinstance(ours, Measured) else "",
+        "steps": len(measured.times),
+        "peak_gib": round(measured.peak_gib, 2),
+        "setup_s": round(measured.setup_s, 1),
+        "products_gflops": round(3 * 2 * BATCH * K * DIM / measured.floor / 1e9, 1),
+    }
+
+
+def tensorflow_version() -> str:
+    try:
+        return importlib.metadata.version("tensorflow-cpu")
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sizes", nargs="+", default=SIZES, type=lambda size: int(float(size)), metavar="C")
+    parser.add_argument("--contenders", nargs="+", default=list(CONTENDERS), choices=CONTENDERS, metavar="NAME")
+    parser.add_argument("--huge", nargs="+", default=[0, 1], choices=(0, 1), type=int, help="huge pages: no, yes")
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--memory", type=float, metavar="GIB", help="for all at once; by default 3/4 of what is free")
+    arguments = parser.parse_args()
+    budget = arguments.memory or 0.75 * free_gib()
+    rows = []
+    for num_classes in arguments.sizes:
+        for huge in arguments.huge:
+            print(f"\n{num_classes:.0e} classes, {'huge' if huge else 'small'} pages", end="", flush=True)
+            part = run(arguments.contenders, num_classes, arguments.rounds, budget, bool(huge))
+            print(f", a copy at {part[0]['copy_gb_per_s']} GB/s, products at {part[0]['products_gflops']} GFlop/s")
+            print(f"{'':28}{'p20':>10}{'ms':>10}{'p80':>10}{'× products':>12}{'× ours':>10}{'GiB':>8}{'set-up s':>10}")
+            for row in part:
+                print(
+                    f"{row['contender']:28}{row['step_ms_p20']:>10}{row['step_ms']:>10}{row['step_ms_p80']:>10}"
+                    f"{row['to_products']:>12}{row['to_manyclass']:>10}{row['peak_gib']:>8}{row['setup_s']:>10}"
+                    f"  {row['note']}".rstrip(),
+                    flush=True,
+                )
+            rows += part
+    whole = (SIZES, list(CONTENDERS), [0, 1], ROUNDS)
+    if (arguments.sizes, arguments.contenders, arguments.huge, arguments.rounds) == whole:
+        write_csv(RESULTS, rows)
+        print(f"written to {RESULTS}")
+
+
+if __name__ == "__main__":
+    main()
