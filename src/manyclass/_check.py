@@ -94,6 +94,14 @@ def device(name: str, value: Tensor, expected: torch.device) -> None:
         raise ValueError(f"`{name}` must be on {expected}, got {value.device}")
 
 
+def extremes(value: Tensor) -> tuple[int, int]:
+    """The least and the greatest of some integers; 0 of none."""
+    if value.numel() == 0:
+        return 0, 0
+    least, most = value.aminmax()
+    return int(least), int(most)
+
+
 def ids(name: str, value: object, num_classes: int, *, pads: bool = False) -> Tensor:
     """Class ids as int64, each in [0, num_classes); with `pads`, -1 as well."""
     value = tensor(name, value)
@@ -102,7 +110,7 @@ def ids(name: str, value: object, num_classes: int, *, pads: bool = False) -> Te
     value = value.long()
     low = -1 if pads else 0
     if reads_values(value):
-        least, most = (int(end) for end in value.aminmax()) if value.numel() else (0, 0)
+        least, most = extremes(value)
         if least < low or most >= num_classes:
             bad = (value < low) | (value >= num_classes)
             or_pad = " (or be -1, a pad)" if pads else ""

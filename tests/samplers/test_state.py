@@ -25,12 +25,15 @@ def identical(ours, theirs):
 
 @pytest.mark.parametrize("group_size", [None, 1, 4])
 @pytest.mark.parametrize("name", SAMPLERS)
-def test_compiled_draws_are_the_eager_ones_bit_for_bit(name, group_size, monkeypatch):
+def test_compiled_draws_are_the_eager_ones(name, group_size, monkeypatch):
     torch.manual_seed(0)
     sampler = SAMPLERS[name](torch.rand(C) + 0.1, 20, group_size)
-    compiled = draw(sampler)
+    ids, log_kappa = draw(sampler)
     monkeypatch.setattr(_build, "library", lambda: None)
-    assert identical(draw(sampler), compiled)
+    eager_ids, eager_log_kappa = draw(sampler)
+    assert torch.equal(ids, eager_ids)
+    # Logarithms may differ in their last bit.
+    torch.testing.assert_close(log_kappa, eager_log_kappa, rtol=1e-14, atol=1e-14)
 
 
 @pytest.mark.parametrize("group_size", [None, 1, 4])

@@ -116,10 +116,11 @@ def flatten(
 
 def _valid(target: Tensor, ignore_index: int) -> Tensor | None:
     """bool [B], False where ignored; None where a look shows that none is: what follows is then much shorter."""
-    ignored = target == ignore_index
-    if _check.reads_values(target) and not ignored.any():
-        return None
-    return ~ignored.reshape(-1)
+    if _check.reads_values(target) and not target.is_floating_point():
+        least, most = _check.extremes(target)
+        if not least <= ignore_index <= most:
+            return None
+    return (target != ignore_index).reshape(-1)
 
 
 def _same(value: Tensor, name: str, shape: torch.Size, device: torch.device) -> None:

@@ -5,6 +5,8 @@ from manyclass.native._build import runs_on as runs_on
 from manyclass.native._closed_form import pull_back_ as pull_back_
 from manyclass.native._closed_form import softmax_ as softmax_
 from manyclass.native._explicit import put_in_front as put_in_front
+from manyclass.native._locate import Table as Table
+from manyclass.native._locate import comb as comb
 from manyclass.native._locate import locate as locate
 from manyclass.native._rows import adagrad_ as adagrad_
 from manyclass.native._rows import adam_ as adam_

@@ -3,48 +3,83 @@
 import functools
 from collections.abc import Callable
 from ctypes import c_double, c_int, c_int64, c_void_p
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from manyclass.native._build import function
 
+_TABLE = (c_void_p, c_int64, c_void_p, c_void_p, c_double, c_int64, c_void_p, c_void_p, c_int)
+
+
+@dataclass(frozen=True)
+class Table:
+    """What MassTable searches; its floats may be given as their bits."""
+
+    cumulative: Tensor
+    intercept: Tensor
+    slope: Tensor
+    scale: float
+    widest: int
+    guide: Tensor
+    ids: Tensor | None
+
+    def arguments(self) -> tuple[object, ...]:
+        return (
+            self.cumulative.data_ptr(),
+            self.cumulative.shape[0] - 1,
+            self.intercept.data_ptr(),
+            self.slope.data_ptr(),
+            self.scale,
+            self.widest,
+            self.guide.data_ptr(),
+            None if self.ids is None else self.ids.data_ptr(),
+            self.guide.element_size(),
+        )
+
 
 @functools.cache
 def _locate() -> Callable[..., None]:
-    table = (c_void_p, c_int64, c_void_p, c_void_p, c_double, c_int64, c_void_p, c_void_p, c_int)
-    return function("manyclass_locate", *table, c_void_p, c_int64, c_void_p, c_void_p, c_int)
+    return function("manyclass_locate", *_TABLE, c_void_p, c_int64, c_void_p, c_void_p, c_int)
 
 
-def locate(
-    position: Tensor,
-    *,
-    cumulative: Tensor,
-    intercept: Tensor,
-    slope: Tensor,
-    scale: float,
-    widest: int,
-    guide: Tensor,
-    ids: Tensor | None,
-) -> tuple[Tensor, Tensor]:
-    """Ids and masses of the classes that own the positions float64 [N]; the table is MassTable's."""
+@functools.cache
+def _comb() -> Callable[..., None]:
+    comb = (c_void_p, c_double, c_int64)
+    return function("manyclass_comb", *_TABLE, *comb, c_void_p, c_int64, c_void_p, c_void_p, c_int)
+
+
+def locate(table: Table, position: Tensor) -> tuple[Tensor, Tensor]:
+    """Ids and masses of the classes that own the positions, float64 of any shape."""
     position = position.contiguous()
-    out_ids = torch.empty(position.shape, dtype=torch.int64)
-    out_mass = torch.empty_like(position)
+    ids = torch.empty(position.shape, dtype=torch.int64)
+    mass = torch.empty_like(position)
     _locate()(
-        cumulative.data_ptr(),
-        cumulative.shape[0] - 1,
-        intercept.data_ptr(),
-        slope.data_ptr(),
-        scale,
-        widest,
-        guide.data_ptr(),
-        None if ids is None else ids.data_ptr(),
-        guide.element_size(),
+        *table.arguments(),
         position.data_ptr(),
         position.numel(),
-        out_ids.data_ptr(),
-        out_mass.data_ptr(),
+        ids.data_ptr(),
+        mass.data_ptr(),
         torch.get_num_threads(),
     )
-    return out_ids, out_mass
+    return ids, mass
+
+
+def comb(table: Table, offset: Tensor, spacing: float, teeth: int, certain: Tensor) -> tuple[Tensor, Tensor]:
+    """Ids and log κ [1, n + teeth]: the certain classes [n], then those under a comb at the offset, float64 [1, 1]."""
+    slots = certain.shape[0] + teeth
+    ids = torch.empty(1, slots, dtype=torch.int64)
+    log_kappa = torch.empty(1, slots, dtype=torch.float64)
+    _comb()(
+        *table.arguments(),
+        offset.data_ptr(),
+        spacing,
+        teeth,
+        certain.data_ptr(),
+        certain.shape[0],
+        ids.data_ptr(),
+        log_kappa.data_ptr(),
+        torch.get_num_threads(),
+    )
+    return ids, log_kappa

@@ -1,6 +1,7 @@
 // The search of samplers/_table.py: the class that owns each position of a line, and its mass.
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 
 namespace {
@@ -30,21 +31,24 @@ inline int64_t search(const Table& table, double position, int64_t rank) {
     return rank;
 }
 
-template <typename Index>
-void locate(const Table& table, const Index* guide, const Index* ids, const double* position, int64_t number,
-            int64_t* out_ids, double* out_mass, int threads) {
+// position(i) is the i-th of `number` positions, found(i, id, mass) takes what was found there.
+template <typename Index, typename Position, typename Found>
+void locate(const Table& table, const Index* guide, const Index* ids, int64_t number, int threads, Position position_of,
+            Found found) {
 #pragma omp parallel for num_threads(threads) if (number > 4 * kTogether)
     for (int64_t begin = 0; begin < number; begin += kTogether) {
         const int64_t end = std::min(begin + kTogether, number);
         int64_t place[kTogether];
+        double position[kTogether], mass[kTogether];
         for (int64_t i = begin; i < end; ++i) {
-            place[i - begin] = static_cast<int64_t>(position[i] * table.scale);
+            position[i - begin] = position_of(i);
+            place[i - begin] = static_cast<int64_t>(position[i - begin] * table.scale);
             __builtin_prefetch(table.intercept + place[i - begin]);
             __builtin_prefetch(table.slope + place[i - begin]);
         }
         for (int64_t i = begin; i < end; ++i) {
             int64_t& here = place[i - begin];
-            here = static_cast<int64_t>(table.intercept[here] + table.slope[here] * position[i]);
+            here = static_cast<int64_t>(table.intercept[here] + table.slope[here] * position[i - begin]);
             __builtin_prefetch(guide + here);
         }
         for (int64_t i = begin; i < end; ++i) {
@@ -54,15 +58,26 @@ void locate(const Table& table, const Index* guide, const Index* ids, const doub
         }
         for (int64_t i = begin; i < end; ++i) {
             int64_t& rank = place[i - begin];
-            rank = search(table, position[i], rank);
-            out_mass[i] = table.cumulative[rank + 1] - table.cumulative[rank];
+            rank = search(table, position[i - begin], rank);
+            mass[i - begin] = table.cumulative[rank + 1] - table.cumulative[rank];
             if (ids) __builtin_prefetch(ids + rank);
         }
         for (int64_t i = begin; i < end; ++i) {
             const int64_t rank = place[i - begin];
-            out_ids[i] = ids ? static_cast<int64_t>(ids[rank]) : rank;
+            found(i, ids ? static_cast<int64_t>(ids[rank]) : rank, mass[i - begin]);
         }
     }
+}
+
+template <typename Position, typename Found>
+void locate(const Table& table, const void* guide, const void* ids, int index_bytes, int64_t number, int threads,
+            Position position, Found found) {
+    if (index_bytes == 4)
+        locate(table, static_cast<const int32_t*>(guide), static_cast<const int32_t*>(ids), number, threads, position,
+               found);
+    else
+        locate(table, static_cast<const int64_t*>(guide), static_cast<const int64_t*>(ids), number, threads, position,
+               found);
 }
 
 }  // namespace
@@ -72,10 +87,27 @@ extern "C" void manyclass_locate(const double* cumulative, int64_t classes, cons
                                  int index_bytes, const double* position, int64_t number, int64_t* out_ids,
                                  double* out_mass, int threads) {
     const Table table{cumulative, classes, intercept, slope, scale, widest};
-    if (index_bytes == 4)
-        locate(table, static_cast<const int32_t*>(guide), static_cast<const int32_t*>(ids), position, number, out_ids,
-               out_mass, threads);
-    else
-        locate(table, static_cast<const int64_t*>(guide), static_cast<const int64_t*>(ids), position, number, out_ids,
-               out_mass, threads);
+    locate(
+        table, guide, ids, index_bytes, number, threads, [=](int64_t i) { return position[i]; },
+        [=](int64_t i, int64_t id, double mass) {
+            out_ids[i] = id;
+            out_mass[i] = mass;
+        });
+}
+
+// The draw of samplers/systematic.py: explicit classes, log κ = 0, then those under a comb of teeth `spacing` apart.
+extern "C" void manyclass_comb(const double* cumulative, int64_t classes, const double* intercept, const double* slope,
+                               double scale, int64_t widest, const void* guide, const void* ids, int index_bytes,
+                               const double* offset, double spacing, int64_t teeth, const int64_t* certain,
+                               int64_t num_certain, int64_t* out_ids, double* out_log_kappa, int threads) {
+    const Table table{cumulative, classes, intercept, slope, scale, widest};
+    const double log_spacing = std::log(spacing), first = *offset;
+    std::copy(certain, certain + num_certain, out_ids);
+    std::fill(out_log_kappa, out_log_kappa + num_certain, 0.0);
+    locate(
+        table, guide, ids, index_bytes, teeth, threads, [=](int64_t i) { return (first + i) * spacing; },
+        [=](int64_t i, int64_t id, double mass) {
+            out_ids[num_certain + i] = id;
+            out_log_kappa[num_certain + i] = log_spacing - std::log(mass);
+        });
 }

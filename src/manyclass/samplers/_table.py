@@ -142,17 +142,21 @@ class MassTable(nn.Module):
     def locate(self, position: Tensor) -> tuple[Tensor, Tensor]:
         """Ids and masses of the classes that own these positions, float64 of any shape in [0, total]."""
         if native.runs_on(position):
-            return native.locate(
-                position,
-                cumulative=self._cumulative_bits,
-                intercept=self._intercept_bits,
-                slope=self._slope_bits,
-                scale=self._scale,
-                widest=self._widest,
-                guide=self._guide,
-                ids=self._ids if self._has_zero else None,
-            )
+            return native.locate(self.searched(), position)
         return self._locate(position)
+
+    def searched(self) -> native.Table:
+        """The table as compiled kernels take it."""
+        ids = self._ids if self._has_zero else None
+        return native.Table(
+            self._cumulative_bits,
+            self._intercept_bits,
+            self._slope_bits,
+            self._scale,
+            self._widest,
+            self._guide,
+            ids,
+        )
 
     def _locate(self, position: Tensor) -> tuple[Tensor, Tensor]:
         """The eager reference of `locate`."""

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from manyclass import _check
+from manyclass import _check, native
 from manyclass._derived import follow_loaded_state
 from manyclass.candidates import Block, Candidates, put_in_front
 from manyclass.counts import ClassCounts
@@ -84,6 +84,9 @@ class Systematic(nn.Module):
         self.source.check_every_class_drawn()
         groups = num_groups(target, self.group_size)
         offset = torch.rand(groups, 1, dtype=torch.float64, device=target.device, generator=generator)
+        if groups == 1 and native.runs_on(offset):
+            block = Block(*native.comb(self.table.searched(), offset, self._spacing, self._teeth, self._certain))
+            return Candidates((block,), exclude, lambda: self._log_kappa(target), self.num_classes)
         comb = torch.arange(self._teeth, dtype=torch.float64, device=target.device)
         ids, mass = self.table.locate((offset + comb).mul_(self._spacing))
         block = Block(ids, self._log_spacing - mass.log_())
