@@ -36,11 +36,12 @@ from benchmarks.machine import provenance, write_csv  # noqa: E402
 
 RESULTS = ROOT / "results" / "quality.csv"
 CONTEXT, WORD_DIM, DIM, BATCH = 5, 64, 128, 512
-RATES = (0.025, 0.05, 0.1, 0.2)
+RATES = (0.0125, 0.025, 0.05, 0.1)
 KS = (256, 512, 1024)
 SWEEP_K = 512
+LABELS = {False: f"sampled, k = {SWEEP_K}", True: "exact"}
 CLOSE = 1.005
-POINTS = 6  # evaluations in an epoch
+POINTS = 4  # evaluations in an epoch
 HELD_OUT = 50_000
 
 
@@ -170,6 +171,23 @@ def best_rate(corpus: Corpus, k: int | None, label: str) -> float:
     return min(found, key=found.__getitem__)
 
 
+def rows(runs: dict[str, Run], rates: dict[bool, float], examples: int) -> list[dict[str, object]]:
+    """A row for each evaluation."""
+    return [
+        {
+            "run": name,
+            "lr": rates[name == "exact"],
+            "step": point.step,
+            "epochs": round(point.examples / examples, 3),
+            "seconds": round(point.seconds, 3),
+            "perplexity": round(perplexity(point), 3),
+            **provenance(),
+        }
+        for name, run in runs.items()
+        for point in run.points
+    ]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
@@ -177,7 +195,7 @@ def main() -> None:
     )
     parser.add_argument("--tokens", type=int, default=None, help="how many to read of each text (default: all)")
     parser.add_argument("--epochs", type=int, default=3, help="of exact training")
-    parser.add_argument("--longest", type=int, default=5, help="epochs of sampled training, at most")
+    parser.add_argument("--longest", type=int, default=4, help="epochs of sampled training, at most")
     parser.add_argument("--k", type=int, nargs="+", default=list(KS), help="classes to sample")
     parser.add_argument("--out", type=Path, default=None, help="CSV file (default: the kept one, for a whole run)")
     arguments = parser.parse_args()
@@ -185,21 +203,22 @@ def main() -> None:
         parser.exit(2, f"quality: {arguments.data} holds no train.txt.xz; MANYCLASS_DATA or --data says where it is\n")
     corpus = read(arguments.data, arguments.tokens)
     print(f"{len(corpus.train):,} words, {corpus.num_classes:,} classes; perplexity and seconds of training:")
-    sampled_rate = best_rate(corpus, SWEEP_K, f"sampled, k = {SWEEP_K}")
-    exact_rate = best_rate(corpus, None, "exact")
+    rates = {is_exact: best_rate(corpus, None if is_exact else SWEEP_K, label) for is_exact, label in LABELS.items()}
 
     runs: dict[str, Run] = {}
+    path = arguments.out or (RESULTS if arguments.tokens is None else None)
 
     def add(name: str, k: int | None, lr: float, epochs: int) -> Run:
-        runs[name] = train(corpus, corpus.train, k, lr, epochs=epochs)
-        print(
-            f"{name:24} rate {lr:<6} {runs[name].perplexity:10.2f} {runs[name].points[-1].seconds:9.1f} s", flush=True
-        )
-        return runs[name]
+        runs[name] = run = train(corpus, corpus.train, k, lr, epochs=epochs)
+        print(f"{name:24} rate {lr:<6} {run.perplexity:10.2f} {run.points[-1].seconds:9.1f} s", flush=True)
+        if path is not None:
+            # After each run: who stops this keeps what is done.
+            write_csv(path, rows(runs, rates, len(corpus.train) - CONTEXT))
+        return run
 
     for k in arguments.k:
-        add(f"k = {k}", k, sampled_rate, arguments.longest)
-    exact = add("exact", None, exact_rate, arguments.epochs)
+        add(f"k = {k}", k, rates[False], arguments.longest)
+    exact = add("exact", None, rates[True], arguments.epochs)
     target, whole = CLOSE * exact.perplexity, exact.points[-1].seconds
     reached = {k: seconds for k in arguments.k if (seconds := seconds_to(runs[f"k = {k}"].points, target))}
     print(f"\nexact training takes {whole:.0f} s; to {target:.2f}, 0.5 % above its perplexity:")
@@ -208,7 +227,7 @@ def main() -> None:
     else:
         best = min(reached, key=reached.__getitem__)
         again = f"k = {best}, again"
-        run = add(again, best, sampled_rate, arguments.longest)
+        run = add(again, best, rates[False], arguments.longest)
         for name in (*(f"k = {k}" for k in reached), again):
             seconds = seconds_to(runs[name].points, target)
             share = "not reached" if seconds is None else f"{seconds:8.1f} s, 1/{whole / seconds:.1f} of exact"
@@ -216,23 +235,7 @@ def main() -> None:
         for name, done in (("exact", exact), (again, run)):
             loss = evaluate(done.head, Windows(corpus.valid, batch=2048, shuffled=False), encoder=done.encoder).loss
             print(f"{name:24} {math.exp(loss):10.2f} over the whole validation text, at its end")
-    rows = [
-        {
-            "run": name,
-            "lr": exact_rate if name == "exact" else sampled_rate,
-            "step": point.step,
-            "epochs": round(point.examples / (len(corpus.train) - CONTEXT), 3),
-            "seconds": round(point.seconds, 3),
-            "perplexity": round(perplexity(point), 3),
-            "target": round(target, 3),
-            **provenance(),
-        }
-        for name, run in runs.items()
-        for point in run.points
-    ]
-    path = arguments.out or (RESULTS if arguments.tokens is None else None)
     if path is not None:
-        write_csv(path, rows)
         print(f"written to {path}")
 
 
