@@ -5,7 +5,7 @@ READY := $(VENV)/.ready
 BENCH := $(VENV)/.ready-bench
 PIP := $(PYTHON) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: setup test check demo bench clean
+.PHONY: setup test check demo bench quality clean
 
 setup: $(READY)
 
@@ -34,6 +34,11 @@ $(BENCH): $(READY)
 bench: $(BENCH)
 	$(PYTHON) benchmarks/draws.py
 	$(PYTHON) benchmarks/step.py
+	$(PYTHON) benchmarks/plots.py
+
+# The better part of an hour, and it needs the text of WikiText-2.
+quality: $(BENCH)
+	THP_MEM_ALLOC_ENABLE=1 $(PYTHON) benchmarks/quality.py
 	$(PYTHON) benchmarks/plots.py
 
 clean:

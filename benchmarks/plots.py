@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 RESULTS = Path(__file__).resolve().parent / "results"
 OURS = "manyclass"
+# How near to exact training's perplexity counts as there.
+CLOSE = 1.005
 Rows = list[dict[str, str]]
 
 # Colours of Okabe and Ito, which the colour-blind can tell apart; ours strong, the floor black.
@@ -150,11 +152,42 @@ def draw_time(axes: "Axes", results: Path) -> None:
     lines(axes, read(results / "draws.csv", 0), "sampler", "ratio", DRAWS)
 
 
+def quality(axes: "Axes", results: Path) -> None:
+    with (results / "quality.csv").open() as file:
+        points = [(row["run"], float(row["seconds"]), float(row["perplexity"])) for row in csv.DictReader(file)]
+    runs = {name: [(x, y) for run, x, y in points if run == name] for name in dict.fromkeys(p[0] for p in points)}
+    target = CLOSE * runs["exact"][-1][1]
+    for name, curve in runs.items():
+        exact, again = name == "exact", name.endswith("again")
+        colour = "#0072B2" if exact else "#D55E00" if again else "#F0B48A"
+        axes.plot(*zip(*curve, strict=True), color=colour, marker="o", ms=3, lw=2.4 if again else 1.6, zorder=2 + again)
+        label = "exact softmax" if exact else f"Systematic, {name.removesuffix(', again')}" if again else name
+        if exact or again:
+            axes.annotate(label, curve[0], (8, 4), textcoords="offset points", color=colour, weight="bold")
+    axes.axhline(target, color="#666666", lw=1, ls="--")
+    axes.annotate(
+        "0.5 % above exact training's end",
+        (0.01, target),
+        (0, 4),
+        xycoords=("axes fraction", "data"),
+        textcoords="offset points",
+        color="#666666",
+    )
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.yaxis.set_major_formatter("{x:.0f}")
+    axes.yaxis.set_minor_formatter("{x:.0f}")
+    axes.set_xlabel("seconds of training")
+    axes.set_ylabel("held-out perplexity")
+    axes.set_title("WikiText-2, 33,278 classes: time to quality", loc="left")
+
+
 PLOTS: dict[str, tuple[str, Callable[["Axes", Path], None]]] = {
     "step_time": ("step.csv", step_time),
     "step_memory": ("step.csv", step_memory),
     "step_floor": ("step.csv", step_floor),
     "draw_time": ("draws.csv", draw_time),
+    "quality": ("quality.csv", quality),
 }
 
 

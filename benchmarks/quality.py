@@ -33,14 +33,12 @@ sys.path.insert(0, str(ROOT.parent))
 
 from benchmarks.counts import DATA  # noqa: E402
 from benchmarks.machine import provenance, write_csv  # noqa: E402
+from benchmarks.plots import CLOSE  # noqa: E402
 
 RESULTS = ROOT / "results" / "quality.csv"
 CONTEXT, WORD_DIM, DIM, BATCH = 5, 64, 128, 512
 RATES = (0.0125, 0.025, 0.05, 0.1)
 KS = (256, 512, 1024)
-SWEEP_K = 512
-LABELS = {False: f"sampled, k = {SWEEP_K}", True: "exact"}
-CLOSE = 1.005
 POINTS = 4  # evaluations in an epoch
 HELD_OUT = 50_000
 
@@ -160,8 +158,9 @@ def seconds_to(records: tuple[Record, ...], target: float) -> float | None:
     return None
 
 
-def best_rate(corpus: Corpus, k: int | None, label: str) -> float:
+def best_rate(corpus: Corpus, k: int | None) -> float:
     """The rate of the grid with the best held-out perplexity after one pass over a tenth of the text."""
+    label = "exact" if k is None else f"k = {k}"
     found = {}
     tenth = corpus.train[: max(len(corpus.train) // 10, 2 * BATCH)]
     for lr in RATES:
@@ -197,13 +196,14 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=3, help="of exact training")
     parser.add_argument("--longest", type=int, default=4, help="epochs of sampled training, at most")
     parser.add_argument("--k", type=int, nargs="+", default=list(KS), help="classes to sample")
+    parser.add_argument("--sweep-k", type=int, default=512, help="classes to sample while rates are chosen")
     parser.add_argument("--out", type=Path, default=None, help="CSV file (default: the kept one, for a whole run)")
     arguments = parser.parse_args()
     if not (arguments.data / "train.txt.xz").exists():
         parser.exit(2, f"quality: {arguments.data} holds no train.txt.xz; MANYCLASS_DATA or --data says where it is\n")
     corpus = read(arguments.data, arguments.tokens)
     print(f"{len(corpus.train):,} words, {corpus.num_classes:,} classes; perplexity and seconds of training:")
-    rates = {is_exact: best_rate(corpus, None if is_exact else SWEEP_K, label) for is_exact, label in LABELS.items()}
+    rates = {False: best_rate(corpus, arguments.sweep_k), True: best_rate(corpus, None)}
 
     runs: dict[str, Run] = {}
     path = arguments.out or (RESULTS if arguments.tokens is None else None)

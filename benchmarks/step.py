@@ -7,8 +7,9 @@ A step draws, scores, goes back to `hidden` [256, 128] and updates by Adagrad; k
 drawn by frequency. Each contender has a process of its own, so that its peak memory can be told, and all take turns
 within one run: in each of 60 rounds a contender makes a step that is not timed, which wakes its threads and fills the
 caches, and five that are. One whose step takes longer than 0.1 s makes a single step in each of five rounds among
-those. Where the tables of all do not fit into memory at once they come in groups, each with the products in it, and
-ratios between groups are ratios of ratios to them. Once with huge pages and once without; they are torch's alone.
+those. Where the tables of all do not fit into memory at once they come in groups, each with the products and, up to
+10⁶ classes, ours in it; at 10⁷ a ratio to ours is one of ratios to the products. Once with huge pages and once without;
+they are torch's alone.
 """
 
 import argparse
@@ -71,12 +72,13 @@ CONTENDERS = {
 
 @dataclass(frozen=True)
 class Measured:
-    """A contender after its turns, with the median of the products that it took turns with."""
+    """A contender after its turns, with the medians of the products and of ours, if it took turns with ours."""
 
     times: list[float]
     floor: float
     setup_s: float
     peak_gib: float
+    ours: float | None = None
 
     @property
     def ratio(self) -> float:
@@ -84,18 +86,19 @@ class Measured:
 
 
 def groups(names: list[str], num_classes: int, budget: float) -> Iterator[list[str]]:
-    """The contenders that fit into memory together, each group with the products in it."""
-    group, used = [FLOOR], CONTENDERS[FLOOR].gib(num_classes)
-    for name in names:
-        if name == FLOOR:
-            continue
-        gib = CONTENDERS[name].gib(num_classes)
-        if len(group) > 1 and used + gib > budget:
-            yield group
-            group, used = [FLOOR], CONTENDERS[FLOOR].gib(num_classes)
+    """The contenders that fit into memory together, each group with the products in it, and ours if that is small."""
+    anchors = [FLOOR]
+    if OURS in names and CONTENDERS[OURS].gib(num_classes) <= budget / 4:
+        anchors.append(OURS)
+    others = [name for name in names if name not in anchors]
+    room = budget - sum(CONTENDERS[name].gib(num_classes) for name in anchors)
+    group: list[str] = []
+    for name in others:
+        if group and sum(CONTENDERS[member].gib(num_classes) for member in (*group, name)) > room:
+            yield anchors + group
+            group = []
         group.append(name)
-        used += gib
-    yield group
+    yield anchors + group
 
 
 def measure(group: list[str], num_classes: int, rounds: int, data: Path, huge: bool) -> dict[str, Measured | str]:
@@ -122,8 +125,11 @@ def measure(group: list[str], num_classes: int, rounds: int, data: Path, huge: b
                     times[name] += turn.take(untimed=1, timed=STEPS)
                 elif i % max(1, rounds // SLOW_ROUNDS) == 0:
                     times[name] += turn.take(untimed=0, timed=1)
-    floor = statistics.median(times[FLOOR])
-    return missing | {name: Measured(times[name], floor, turn.setup_s, turn.peak_gib) for name, turn in turns.items()}
+    floor, ours = (statistics.median(times[name]) if name in times else None for name in (FLOOR, OURS))
+    assert floor is not None
+    return missing | {
+        name: Measured(times[name], floor, turn.setup_s, turn.peak_gib, ours) for name, turn in turns.items()
+    }
 
 
 def run(names: list[str], num_classes: int, rounds: int, budget: float, huge: bool) -> list[dict[str, object]]:
@@ -159,13 +165,18 @@ def columns(measured: Measured | str, ours: Measured | str | None) -> dict[str, 
     empty: dict[str, object] = dict.fromkeys(names.split(), "")
     if isinstance(measured, str):
         return empty | {"note": measured}
+    to_ours: object = ""
+    if measured.ours is not None:
+        to_ours = round(statistics.median(measured.times) / measured.ours, 3)
+    elif isinstance(ours, Measured):
+        to_ours = round(measured.ratio / ours.ratio, 3)
     low, median, high = (round(time * 1e3, 3) for time in quantiles(measured.times))
     return empty | {
         "step_ms_p20": low,
         "step_ms": median,
         "step_ms_p80": high,
         "to_products": round(measured.ratio, 2),
-        "to_manyclass": round(measured.ratio / ours.ratio, 3) if isinstance(ours, Measured) else "",
+        "to_manyclass": to_ours,
         "steps": len(measured.times),
         "peak_gib": round(measured.peak_gib, 2),
         "setup_s": round(measured.setup_s, 1),

@@ -3,6 +3,7 @@
 import csv
 import importlib.util
 import json
+import lzma
 import subprocess
 import sys
 from pathlib import Path
@@ -83,12 +84,42 @@ def test_a_peer_that_is_missing_is_named(tmp_path):
         Turns("contenders_tensorflow:adagrad", CLASSES, tmp_path, {"PYTHONPATH": str(tmp_path)})
 
 
-def test_groups_hold_every_contender_once_and_the_products():
+def test_groups_hold_every_contender_once_beside_the_products_and_ours():
     names = list(step.CONTENDERS)
-    groups = list(step.groups(names, 10**6, 6.0))
+    groups = list(step.groups(names, 10**6, 8.0))
     assert len(groups) > 1
-    assert all(group[0] == "products" for group in groups)
+    assert all(group[:2] == ["products", "manyclass"] for group in groups)
+    assert [name for group in groups for name in group[2:]] == names[2:]
+
+
+def test_groups_leave_ours_out_where_it_would_take_all_the_room():
+    names = list(step.CONTENDERS)
+    groups = list(step.groups(names, 10**7, 16.0))
     assert [name for group in groups for name in group[1:]] == names[1:]
+
+
+def test_time_to_quality(tmp_path):
+    """On a text that is soon learned, with fewer classes than words to sample."""
+    for name, lines in (("train", 400), ("valid", 40)):
+        with lzma.open(tmp_path / f"{name}.txt.xz", "wt", encoding="utf-8") as file:
+            file.writelines(" ".join(f"w{(i + j) % 90}" for j in range(9)) + "\n" for i in range(lines))
+    kept = tmp_path / "quality.csv"
+    options = ["--data", tmp_path, "--epochs", 1, "--longest", 2, "--k", 64, "--out", kept]
+    output = run("benchmarks/quality.py", *options, "--sweep-k", 64)
+    assert "91 classes" in output
+    assert "of exact" in output or "no k of" in output
+    with kept.open() as file:
+        runs = {row["run"]: float(row["perplexity"]) for row in csv.DictReader(file)}
+    assert {"k = 64", "exact"} <= set(runs)
+    assert all(1 < perplexity < 91 for perplexity in runs.values())
+
+
+def test_time_to_quality_says_where_it_looks_for_data(tmp_path):
+    command = [sys.executable, "benchmarks/quality.py", "--data", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert str(tmp_path) in done.stderr
 
 
 def small_results(folder):

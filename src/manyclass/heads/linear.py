@@ -16,9 +16,9 @@ from manyclass.heads._batch import Batch, flatten, wide
 from manyclass.heads._exact import TopK
 from manyclass.heads._resize import resize_rows, resize_state
 from manyclass.heads._rows import RowLookup, observed
-from manyclass.heads._sampled import approximate_log_likelihood, candidate_loss, sampled_loss
+from manyclass.heads._sampled import approximate_log_likelihood, candidate_loss, closed_form_of, sampled_loss
 from manyclass.kernels import closed_form_loss, exclude_hits, has_closed_form, linear_scores
-from manyclass.objectives import Likelihood, LogSumExp, Objective
+from manyclass.objectives import Likelihood, Objective
 from manyclass.samplers import Exhaustive, Sampler, Systematic
 
 DEFAULT_K = 1024
@@ -333,9 +333,9 @@ class ClassHead(nn.Module):
 
     def _closed_form(self, batch: Batch, candidates: Candidates) -> Tensor | None:
         """Losses [B] by the compiled kernels, where they know how."""
-        form = self.objective.form
-        plain = self.similarity == "dot" and self.update == "scored" and batch.log_z is None
-        if not (plain and isinstance(form, LogSumExp) and has_closed_form(batch.hidden, self.weight, candidates)):
+        form = closed_form_of(self.objective, self.num_classes)
+        plain = self.similarity == "dot" and self.update == "scored"
+        if form is None or not plain or not has_closed_form(batch.hidden, self.weight, candidates):
             return None
         return closed_form_loss(
             batch.hidden,
@@ -343,8 +343,7 @@ class ClassHead(nn.Module):
             self.bias,
             batch.target,
             candidates,
-            sums_target=form.target,
-            weighs=form.kappa,
+            form=form,
             sparse=self.sparse,
             reference=lambda hidden: candidate_loss(self, replace(batch, hidden=hidden), candidates),
         )

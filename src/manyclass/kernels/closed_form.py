@@ -1,10 +1,12 @@
 """The loss of a draw that the whole batch shares, with its gradient in closed form.
 
-For a log-sum-exp the gradient with regard to the scores is p̃ (less 1 for the target), known as soon as the loss is.
-So a step is its three matrix products and one pass over the scores, where autograd would keep and read them again
-several times. The eager reference is the objective itself, applied to the scores of `kernels/eager.py`.
+In both forms of an objective the gradient with regard to the scores, -γ, is known as soon as the loss is: for a
+log-sum-exp it is p̃, less 1 for the target. So a step is its three matrix products and one pass over the scores, where
+autograd would keep and read them again several times. The eager reference is the objective itself, applied to the
+scores of `kernels/eager.py`.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +18,20 @@ from manyclass.candidates import Candidates
 
 _DTYPES = (torch.float32, torch.float64)
 
+# From inner products [B, K], which become ∂loss/∂s in place, to losses [B] and ∂loss/∂s(target) [B].
+Form = Callable[[Tensor, native.Draw], tuple[Tensor, Tensor]]
 Reference = Callable[[Tensor], Tensor]
+
+
+def log_sum_exp(*, target: bool, kappa: bool) -> Form:
+    """-s(target) + log([target] exp s(target) + Σ_j [kappa: κ_j] exp s_j)."""
+    return functools.partial(native.softmax_, sums_target=target, weighs=kappa)
+
+
+def pair_sum(*, activation: str, margin: float, paired: bool, positive: bool, mean: bool) -> Form:
+    """[positive] softplus(-s(target)) + Σ_j φ(s_j - [paired] s(target) + margin), the sum divided by n if `mean`."""
+    hinge = activation == "relu"
+    return functools.partial(native.pair_sum_, margin=margin, paired=paired, positive=positive, mean=mean, hinge=hinge)
 
 
 def has_closed_form(hidden: Tensor, weight: Tensor, candidates: Candidates) -> bool:
@@ -39,25 +54,23 @@ def closed_form_loss(
     target: Tensor,
     candidates: Candidates,
     *,
-    sums_target: bool,
-    weighs: bool,
+    form: Form,
     sparse: bool,
     reference: Reference,
 ) -> Tensor:
-    """Losses [B]: -s(target) + log([sums_target] exp s(target) + Σ_j [weighs: κ_j] exp s_j).
+    """Losses [B] of the form.
 
     Args:
         hidden: [B, D].
         weight, bias: the table [C, D], and [C] or None.
         target: int64 [B].
         candidates: one block that the whole batch shares.
-        sums_target: whether the target is summed explicitly.
-        weighs: whether slots are weighted by κ.
+        form: `log_sum_exp(…)` or `pair_sum(…)`.
         sparse: whether the gradients of weight and bias are row-sparse.
         reference: the same losses of hidden, eagerly, by autograd; for gradients of gradients.
     """
     loss: Tensor = _Loss.apply(  # type: ignore[no-untyped-call]
-        hidden, weight, bias, target, candidates, sums_target, weighs, sparse, reference
+        hidden, weight, bias, target, candidates, form, sparse, reference
     )
     return loss
 
@@ -71,8 +84,7 @@ class _Loss(torch.autograd.Function):
         bias: Tensor | None,
         target: Tensor,
         candidates: Candidates,
-        sums_target: bool,
-        weighs: bool,
+        form: Form,
         sparse: bool,
         reference: Reference,
     ) -> Tensor:
@@ -80,18 +92,16 @@ class _Loss(torch.autograd.Function):
         ids = torch.cat([target, block.ids[0]])
         rows = weight.index_select(0, ids)
         gradient = hidden @ rows[batch:].T
-        loss, target_gradient = native.softmax_(
-            gradient,
-            hidden=hidden.contiguous(),
-            target_rows=rows,
-            bias=bias,
-            target=target,
-            ids=ids[batch:],
-            log_kappa=block.log_kappa.contiguous(),
-            excluded=candidates.excluded.contiguous(),
-            sums_target=sums_target,
-            weighs=weighs,
+        draw = native.Draw(
+            hidden.contiguous(),
+            rows,
+            bias,
+            target,
+            ids[batch:],
+            block.log_kappa.contiguous(),
+            candidates.excluded.contiguous(),
         )
+        loss, target_gradient = form(gradient, draw)
         ctx.save_for_backward(hidden, weight, bias, ids, rows, gradient, target_gradient)
         ctx.sparse, ctx.reference = sparse, reference
         return loss
@@ -101,7 +111,7 @@ class _Loss(torch.autograd.Function):
         hidden, weight, bias, ids, rows, gradient, target_gradient = ctx.saved_tensors
         wanted = ctx.needs_input_grad[:3]
         if torch.is_grad_enabled():
-            return *_differentiable(ctx.reference, grad, (hidden, weight, bias), wanted), *[None] * 6
+            return *_differentiable(ctx.reference, grad, (hidden, weight, bias), wanted), *[None] * 5
         batch, grad, hidden = hidden.shape[0], grad.contiguous(), hidden.contiguous()
         grad_hidden = gradient @ rows[batch:] if wanted[0] else None
         values, weighed = (torch.empty_like(rows), torch.empty_like(hidden)) if wanted[1] else (None, None)
@@ -122,7 +132,7 @@ class _Loss(torch.autograd.Function):
             torch.mm(gradient.T, weighed, out=values[batch:])
         grad_weight = None if values is None else _of_rows(ids, values, weight, ctx.sparse)
         grad_bias = None if bias_values is None else _of_rows(ids, bias_values, bias, ctx.sparse)
-        return grad_hidden, grad_weight, grad_bias, *[None] * 6
+        return grad_hidden, grad_weight, grad_bias, *[None] * 5
 
 
 def _of_rows(ids: Tensor, values: Tensor, table: Tensor, sparse: bool) -> Tensor:

@@ -2,6 +2,8 @@
 
 from manyclass.native._build import library as library
 from manyclass.native._build import runs_on as runs_on
+from manyclass.native._closed_form import Draw as Draw
+from manyclass.native._closed_form import pair_sum_ as pair_sum_
 from manyclass.native._closed_form import pull_back_ as pull_back_
 from manyclass.native._closed_form import softmax_ as softmax_
 from manyclass.native._explicit import put_in_front as put_in_front

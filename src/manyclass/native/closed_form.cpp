@@ -12,6 +12,12 @@ namespace {
 // Below so many scores a second thread takes longer to wake than it saves.
 constexpr int64_t kSmall = 16384;
 
+// Factors of at most 2 whose product a float can hold.
+constexpr int64_t kFactors = 96;
+
+template <typename T>
+constexpr T kEmpty = -std::numeric_limits<T>::infinity();
+
 inline double exponential(double x) { return std::exp(x); }
 
 // exp in float32 for x <= 0, within 2 ulp; a plain polynomial, so that the compiler can vectorise the loop around it.
@@ -60,40 +66,70 @@ class Slots {
     std::vector<int32_t> head_, next_;
 };
 
+// A draw that the batch shares, and the tables it is scored with.
 template <typename T>
-void softmax(T* scores, int64_t batch, int64_t k, const T* hidden, const T* target_rows, int64_t dim, const T* bias,
-             const int64_t* target, const int64_t* ids, const double* log_kappa, const int64_t* excluded,
-             int64_t num_excluded, bool sums_target, bool weighs, T* loss, T* target_gradient, int threads) {
-    constexpr T kEmpty = -std::numeric_limits<T>::infinity();
-    // What is added to every score of a slot.
-    std::vector<T> offset(k);
-    for (int64_t j = 0; j < k; ++j) {
-        const bool empty = std::isinf(log_kappa[j]) && log_kappa[j] < 0;
-        const double own = bias ? static_cast<double>(bias[ids[j]]) : 0.0;
-        offset[j] = empty ? kEmpty : static_cast<T>(own + (weighs ? log_kappa[j] : 0.0));
+struct Draw {
+    int64_t batch, k, dim, num_excluded;
+    const T *hidden, *target_rows, *bias;
+    const int64_t *target, *ids, *excluded;
+    // What is added to every score of a slot: -inf for an empty one.
+    std::vector<T> offset;
+    Slots slots;
+
+    Draw(int64_t batch, int64_t k, int64_t dim, const T* hidden, const T* target_rows, const T* bias,
+         const int64_t* target, const int64_t* ids, const double* log_kappa, const int64_t* excluded,
+         int64_t num_excluded, bool weighs)
+        : batch(batch), k(k), dim(dim), num_excluded(num_excluded), hidden(hidden), target_rows(target_rows),
+          bias(bias), target(target), ids(ids), excluded(excluded), offset(k), slots(ids, num_excluded ? k : 0) {
+        for (int64_t j = 0; j < k; ++j) {
+            const bool empty = std::isinf(log_kappa[j]) && log_kappa[j] < 0;
+            const double own = bias ? static_cast<double>(bias[ids[j]]) : 0.0;
+            offset[j] = empty ? kEmpty<T> : static_cast<T>(own + (weighs ? log_kappa[j] : 0.0));
+        }
     }
-    const Slots slots(ids, num_excluded ? k : 0);
-    const T* const shift = offset.data();
-#pragma omp parallel for num_threads(threads) schedule(static) if (batch * k > kSmall)
-    for (int64_t b = 0; b < batch; ++b) {
-        T* const row = scores + b * k;
+
+    // The target's score.
+    T own(int64_t b) const {
         const T* const h = hidden + b * dim;
         const T* const w = target_rows + b * dim;
+        T sum = 0;
+#pragma omp simd reduction(+ : sum)
+        for (int64_t d = 0; d < dim; ++d) sum += h[d] * w[d];
+        return bias ? sum + bias[target[b]] : sum;
+    }
+
+    // Inner products to scores, -inf where the slot is empty or the example excludes its class; gives the greatest.
+    T score(int64_t b, T* row) const {
         for (int64_t e = 0; e < num_excluded; ++e)
-            slots.of(excluded[b * num_excluded + e], [row](int32_t j) { row[j] = kEmpty; });
-        T own = 0;
-#pragma omp simd reduction(+ : own)
-        for (int64_t d = 0; d < dim; ++d) own += h[d] * w[d];
-        if (bias) own += bias[target[b]];
-        T most = sums_target ? own : kEmpty;
+            slots.of(excluded[b * num_excluded + e], [row](int32_t j) { row[j] = kEmpty<T>; });
+        const T* const shift = offset.data();
+        T most = kEmpty<T>;
 #pragma omp simd reduction(max : most)
         for (int64_t j = 0; j < k; ++j) {
             // An infinite score in an empty slot would make NaN of the sum.
-            const T score = shift[j] == kEmpty ? kEmpty : row[j] + shift[j];
+            const T score = shift[j] == kEmpty<T> ? kEmpty<T> : row[j] + shift[j];
             row[j] = score;
             most = score > most ? score : most;
         }
-        if (most == kEmpty && !sums_target && std::all_of(row, row + k, [](T score) { return score == kEmpty; })) {
+        return most;
+    }
+};
+
+// Each of the two forms of objectives/_objective.py turns the inner products [B, K] into ∂loss/∂s in place, and gives
+// the losses [B] and ∂loss/∂s(target) [B].
+
+// loss = -s(target) + log([sums_target] exp s(target) + Σ_j exp s_j), κ being in the scores
+template <typename T>
+void softmax(const Draw<T>& draw, T* scores, bool sums_target, T* loss, T* target_gradient, int threads) {
+    const int64_t k = draw.k;
+#pragma omp parallel for num_threads(threads) schedule(static) if (draw.batch * k > kSmall)
+    for (int64_t b = 0; b < draw.batch; ++b) {
+        T* const row = scores + b * k;
+        const T own = draw.own(b);
+        const T greatest = draw.score(b, row);
+        const T most = sums_target && !(own < greatest) ? own : greatest;
+        if (most == kEmpty<T> && !sums_target &&
+            std::all_of(row, row + k, [](T score) { return score == kEmpty<T>; })) {
             // An empty draw has no Z̃: loss and gradient are 0. (A maximum over NaN may be -inf too.)
             std::fill(row, row + k, T{0});
             loss[b] = target_gradient[b] = 0;
@@ -113,6 +149,62 @@ void softmax(T* scores, int64_t batch, int64_t k, const T* hidden, const T* targ
         for (int64_t j = 0; j < k; ++j) row[j] *= share;
         loss[b] = most + std::log(z) - own;
         target_gradient[b] = target_u * share - 1;
+    }
+}
+
+// loss = [positive] softplus(-s(target)) + Σ_j φ(s_j - [paired] s(target) + margin), the sum over n slots divided by n if
+// `mean`; 0 where all slots are empty. φ is softplus, or relu if `hinge`.
+template <typename T>
+void pair_sum(const Draw<T>& draw, T* scores, T margin, bool paired, bool positive, bool mean, bool hinge, T* loss,
+              T* target_gradient, int threads) {
+    const int64_t k = draw.k;
+#pragma omp parallel for num_threads(threads) schedule(static) if (draw.batch * k > kSmall)
+    for (int64_t b = 0; b < draw.batch; ++b) {
+        T* const row = scores + b * k;
+        const T own = draw.own(b);
+        draw.score(b, row);
+        const T shift = margin - (paired ? own : T{0});
+        T number = 0, total = 0, pull = 0;
+        for (int64_t begin = 0; begin < k; begin += kFactors) {
+            const int64_t end = std::min(begin + kFactors, k);
+            T above = 0, product = 1, slopes = 0, slots = 0;
+#pragma omp simd reduction(+ : above, slopes, slots) reduction(* : product)
+            for (int64_t j = begin; j < end; ++j) {
+                const T x = row[j] + shift;
+                const T below = x > 0 ? -x : x;
+                // softplus(x) = max(x, 0) + log(1 + exp -|x|); the logarithm is taken of many factors at once.
+                const T u = hinge ? T{0} : exponential(below);
+                const T soft = x > 0 ? 1 / (1 + u) : u / (1 + u);
+                const T hard = x > 0 ? T{1} : T{0};
+                const T slope = hinge ? (x == x ? hard : x) : soft;
+                slots += row[j] == kEmpty<T> ? T{0} : T{1};
+                above += x > 0 ? x : x == x ? T{0} : x;
+                product *= 1 + u;
+                slopes += slope;
+                row[j] = slope;
+            }
+            number += slots;
+            total += above + std::log(product);
+            pull += slopes;
+        }
+        if (number == 0) {
+            std::fill(row, row + k, T{0});
+            // NaN in, NaN out.
+            loss[b] = target_gradient[b] = own == own ? T{0} : own;
+            continue;
+        }
+        const T share = mean ? 1 / number : T{1};
+        if (mean) {
+#pragma omp simd
+            for (int64_t j = 0; j < k; ++j) row[j] *= share;
+        }
+        loss[b] = share * total;
+        target_gradient[b] = paired ? -share * pull : T{0};
+        if (positive) {
+            const T u = std::exp(own > 0 ? -own : own);
+            loss[b] += std::log1p(u) + (own > 0 ? T{0} : -own);
+            target_gradient[b] -= own > 0 ? u / (1 + u) : 1 / (1 + u);
+        }
     }
 }
 
@@ -167,13 +259,23 @@ void pull_back(const T* gradient, int64_t batch, int64_t k, const T* target_grad
 
 }  // namespace
 
+#define DRAW(T)                                                                                                        \
+    int64_t batch, int64_t k, const T *hidden, const T *target_rows, int64_t dim, const T *bias,                       \
+        const int64_t *target, const int64_t *ids, const double *log_kappa, const int64_t *excluded,                   \
+        int64_t num_excluded
 #define CLOSED_FORM(SUFFIX, T)                                                                                         \
-    extern "C" void manyclass_softmax_##SUFFIX(                                                                        \
-        T* scores, int64_t batch, int64_t k, const T* hidden, const T* target_rows, int64_t dim, const T* bias,        \
-        const int64_t* target, const int64_t* ids, const double* log_kappa, const int64_t* excluded,                   \
-        int64_t num_excluded, int sums_target, int weighs, T* loss, T* target_gradient, int threads) {                 \
-        softmax<T>(scores, batch, k, hidden, target_rows, dim, bias, target, ids, log_kappa, excluded, num_excluded,   \
-                   sums_target != 0, weighs != 0, loss, target_gradient, threads);                                     \
+    extern "C" void manyclass_softmax_##SUFFIX(T* scores, DRAW(T), int sums_target, int weighs, T* loss,               \
+                                               T* target_gradient, int threads) {                                      \
+        const Draw<T> draw(batch, k, dim, hidden, target_rows, bias, target, ids, log_kappa, excluded, num_excluded,   \
+                           weighs != 0);                                                                               \
+        softmax(draw, scores, sums_target != 0, loss, target_gradient, threads);                                       \
+    }                                                                                                                  \
+    extern "C" void manyclass_pair_sum_##SUFFIX(T* scores, DRAW(T), double margin, int paired, int positive, int mean, \
+                                                int hinge, T* loss, T* target_gradient, int threads) {                 \
+        const Draw<T> draw(batch, k, dim, hidden, target_rows, bias, target, ids, log_kappa, excluded, num_excluded,   \
+                           false);                                                                                     \
+        pair_sum(draw, scores, static_cast<T>(margin), paired != 0, positive != 0, mean != 0, hinge != 0, loss,        \
+                 target_gradient, threads);                                                                            \
     }                                                                                                                  \
     extern "C" void manyclass_pull_back_##SUFFIX(const T* gradient, int64_t batch, int64_t k,                          \
                                                  const T* target_gradient, const T* grad, const T* hidden,             \

@@ -51,6 +51,10 @@ class PairSum:
     mean: bool = False
     needs_candidates: bool = True
 
+    def margin_of(self, num_classes: int) -> float:
+        # Of one class alone log(C - 1) would be log 0; it has no candidates, so any margin will do.
+        return math.log(max(num_classes - 1, 1)) if self.margin is None else self.margin
+
 
 class Objective(Protocol):
     """Turns scores and κ into one loss per example; its gradient with regard to the scores is -γ.
@@ -101,8 +105,9 @@ def log_sum_exp(form: LogSumExp, target_score: Tensor, scores: Tensor, candidate
     log_u = weighted(scores, candidates) if form.kappa else unweighted(scores, candidates)
     if form.target:
         return torch.cat([target_score.unsqueeze(1), log_u], 1).logsumexp(1) - target_score
-    # An empty draw has no Z̃: loss and gradient are 0. The inner `where` keeps NaN out of the gradient.
-    drawn = (log_u > -math.inf).any(1)
+    # An empty draw has no Z̃: loss and gradient are 0. The inner `where` keeps NaN out of the gradient. (A score that is
+    # NaN is no empty slot, and shows.)
+    drawn = (log_u != -math.inf).any(1)
     log_z = torch.where(drawn.unsqueeze(1), log_u, 0.0).logsumexp(1)
     return torch.where(drawn, log_z - target_score, 0.0)
 
@@ -111,14 +116,12 @@ def pair_sum(form: PairSum, target_score: Tensor, scores: Tensor, candidates: Ca
     log_u = weighted(scores, candidates) if form.kappa else unweighted(scores, candidates)
     if form.kappa:
         target_score = target_score + target_log_kappa(candidates, scores.dtype)
-    # Of one class alone log(C - 1) would be log 0; it has no candidates, so any margin will do.
-    margin = math.log(max(candidates.num_classes - 1, 1)) if form.margin is None else form.margin
-    x = log_u + margin
+    x = log_u + form.margin_of(candidates.num_classes)
     if form.paired:
         x = x - target_score.unsqueeze(1)
     # φ(-inf) is 0 with gradient 0 for both: empty slots add nothing.
     loss = (F.softplus(x) if form.activation == "softplus" else F.relu(x)).sum(1)
-    number = (log_u > -math.inf).sum(1)
+    number = (log_u != -math.inf).sum(1)
     if form.mean:
         loss = loss / number.clamp(min=1)
     if form.positive:
