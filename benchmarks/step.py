@@ -5,11 +5,11 @@
 
 A step draws, scores, goes back to `hidden` [256, 128] and updates by Adagrad; k = 1000, float32, with biases, targets
 drawn by frequency. Each contender has a process of its own, so that its peak memory can be told, and all take turns
-within one run: in each of 60 rounds a contender makes a step that is not timed, which wakes its threads and fills the
-caches, and five that are. One whose step takes longer than 0.1 s makes a single step in each of five rounds among
-those. Where the tables of all do not fit into memory at once they come in groups, each with the products and, up to
-10⁶ classes, ours in it; at 10⁷ a ratio to ours is one of ratios to the products. Once with huge pages and once without;
-they are torch's alone.
+within one run: in each of 20 rounds a contender makes three steps that are not timed, which wake its threads and fill
+the caches, and fifteen that are, as in a training that goes on. One whose step takes longer than 0.1 s makes a single
+step in each of five rounds among those. Where the tables of all do not fit into memory at once they come in groups,
+each with the products and, up to 10⁶ classes, ours in it; at 10⁷ a ratio to ours is one of ratios to the products. Once
+with huge pages and once without; they are torch's alone.
 """
 
 import argparse
@@ -38,7 +38,7 @@ RESULTS = ROOT / "results" / "step.csv"
 BATCH, K, DIM = 256, 1000, 128
 SIZES = [10**5, 10**6, 10**7]
 BATCHES = 64
-ROUNDS, STEPS = 60, 5
+ROUNDS, WAKING, STEPS = 20, 3, 15
 SLOW, SLOW_ROUNDS = 0.1, 5
 
 
@@ -122,7 +122,7 @@ def measure(group: list[str], num_classes: int, rounds: int, data: Path, huge: b
         for i in range(rounds):
             for name, turn in turns.items():
                 if turn.step_s < SLOW:
-                    times[name] += turn.take(untimed=1, timed=STEPS)
+                    times[name] += turn.take(untimed=WAKING, timed=STEPS)
                 elif i % max(1, rounds // SLOW_ROUNDS) == 0:
                     times[name] += turn.take(untimed=0, timed=1)
     floor, ours = (statistics.median(times[name]) if name in times else None for name in (FLOOR, OURS))

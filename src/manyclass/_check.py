@@ -102,15 +102,17 @@ def extremes(value: Tensor) -> tuple[int, int]:
     return int(least), int(most)
 
 
-def ids(name: str, value: object, num_classes: int, *, pads: bool = False) -> Tensor:
-    """Class ids as int64, each in [0, num_classes); with `pads`, -1 as well."""
+def ids(
+    name: str, value: object, num_classes: int, *, pads: bool = False, ends: tuple[int, int] | None = None
+) -> Tensor:
+    """Class ids as int64, each in [0, num_classes); with `pads`, -1 as well. `ends`: their extremes, where known."""
     value = tensor(name, value)
     if value.is_floating_point() or value.is_complex() or value.dtype == torch.bool:
         raise TypeError(f"`{name}` must hold integers, got {value.dtype}")
     value = value.long()
     low = -1 if pads else 0
-    if reads_values(value):
-        least, most = extremes(value)
+    if ends is not None or reads_values(value):
+        least, most = extremes(value) if ends is None else ends
         if least < low or most >= num_classes:
             bad = (value < low) | (value >= num_classes)
             or_pad = " (or be -1, a pad)" if pads else ""

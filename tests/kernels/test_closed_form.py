@@ -118,6 +118,25 @@ def test_an_empty_draw_is_the_objectives(monkeypatch):
         assert agree(step(head, hidden, target), without_kernels(monkeypatch, step, head, hidden, target))
 
 
+def test_targets_may_lie_anywhere(monkeypatch):
+    head, hidden = make(), torch.randn(B, D, dtype=torch.float64)
+    target = torch.randint(C, (B, 3))[:, 1]
+    assert not target.is_contiguous()
+    assert agree(step(head, hidden, target), without_kernels(monkeypatch, step, head, hidden, target))
+
+
+def test_function_transforms_go_through_autograd(monkeypatch):
+    head, target = make(), torch.randint(C, (B,))
+    hidden = torch.randn(B, D, dtype=torch.float64)
+
+    def loss(hidden):
+        return head(hidden, target, generator=torch.Generator().manual_seed(1))
+
+    ours = torch.func.grad(loss)(hidden)
+    assert agree([ours], [without_kernels(monkeypatch, torch.func.grad(loss), hidden)])
+    assert agree([ours], torch.autograd.grad(loss(hidden.requires_grad_()), hidden))
+
+
 def test_frozen_parts_get_no_gradient():
     head = make(sparse=True)
     head.weight.requires_grad_(False)

@@ -88,11 +88,16 @@ def flatten(
             f"`target` must have the leading shape of `hidden`, {list(hidden.shape[:-1])}, got {list(target.shape)}"
         )
     _check.device("target", target, hidden.device)
-    shape, valid = target.shape, _valid(target, ignore_index)
-    if valid is not None and not target.is_floating_point():
-        flat = target.reshape(-1)
-        target = torch.where(valid, flat, flat.masked_fill(~valid, 0).amax()).reshape(shape)
-    target = _check.ids("target", target, num_classes).reshape(-1)
+    shape, valid, ends = target.shape, None, None
+    if _check.reads_values(target) and not target.is_floating_point():
+        ends = _check.extremes(target)
+    # Where a look shows that no target is ignored, all that follows is much shorter.
+    if ends is None or ends[0] <= ignore_index <= ends[1]:
+        valid, ends = (target != ignore_index).reshape(-1), None
+        if not target.is_floating_point():
+            flat = target.reshape(-1)
+            target = torch.where(valid, flat, flat.masked_fill(~valid, 0).amax()).reshape(shape)
+    target = _check.ids("target", target, num_classes, ends=ends).reshape(-1)
     if len(shape) != 1:
         hidden = hidden.reshape(target.shape[0], *hidden.shape[len(shape) :])
     if weight is not None:
@@ -112,15 +117,6 @@ def flatten(
         _same(log_z, "log_z", shape, hidden.device)
         log_z = log_z.reshape(-1)
     return Batch(hidden, target, valid, weight, exclude, log_z, shape)
-
-
-def _valid(target: Tensor, ignore_index: int) -> Tensor | None:
-    """bool [B], False where ignored; None where a look shows that none is: what follows is then much shorter."""
-    if _check.reads_values(target) and not target.is_floating_point():
-        least, most = _check.extremes(target)
-        if not least <= ignore_index <= most:
-            return None
-    return (target != ignore_index).reshape(-1)
 
 
 def _same(value: Tensor, name: str, shape: torch.Size, device: torch.device) -> None:

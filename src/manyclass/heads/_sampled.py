@@ -1,5 +1,6 @@
 """The loss of a head with a sampler, the same for every kind of score."""
 
+import math
 from collections.abc import Callable
 from typing import Protocol
 
@@ -62,7 +63,7 @@ def sampled_loss(
     candidates = draw(head, batch, head.objective, generator)
     loss = None if closed_form is None else closed_form(batch, candidates)
     # Where it is NaN, the longer way knows why.
-    if loss is None or (_check.reads_values(loss) and bool(loss.isnan().any())):
+    if loss is None or (_check.reads_values(loss) and math.isnan(loss.detach().sum().item())):
         loss = candidate_loss(head, batch, candidates)
     return loss
 

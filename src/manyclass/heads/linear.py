@@ -335,7 +335,7 @@ class ClassHead(nn.Module):
         """Losses [B] by the compiled kernels, where they know how."""
         form = closed_form_of(self.objective, self.num_classes)
         plain = self.similarity == "dot" and self.update == "scored"
-        if form is None or not plain or not has_closed_form(batch.hidden, self.weight, candidates):
+        if form is None or not plain or not has_closed_form(batch.hidden, self.weight, self.bias, candidates):
             return None
         return closed_form_loss(
             batch.hidden,

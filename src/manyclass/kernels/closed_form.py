@@ -34,16 +34,16 @@ def pair_sum(*, activation: str, margin: float, paired: bool, positive: bool, me
     return functools.partial(native.pair_sum_, margin=margin, paired=paired, positive=positive, mean=mean, hinge=hinge)
 
 
-def has_closed_form(hidden: Tensor, weight: Tensor, candidates: Candidates) -> bool:
+def has_closed_form(hidden: Tensor, weight: Tensor, bias: Tensor | None, candidates: Candidates) -> bool:
     """Whether `closed_form_loss` can serve: compiled kernels, one block that the batch shares, one dtype."""
+    tables = [weight] if bias is None else [weight, bias]
     return (
         len(candidates.blocks) == 1
         and candidates.blocks[0].ids.shape[0] == 1
-        and hidden.dtype == weight.dtype
-        and weight.dtype in _DTYPES
-        and weight.is_contiguous()
+        and hidden.dtype in _DTYPES
+        and all(table.dtype == hidden.dtype and table.is_contiguous() for table in tables)
         and not torch.is_autocast_enabled("cpu")
-        and native.runs_on(weight)
+        and native.runs_on(hidden, *tables)
     )
 
 
@@ -96,7 +96,7 @@ class _Loss(torch.autograd.Function):
             hidden.contiguous(),
             rows,
             bias,
-            target,
+            ids[:batch],
             ids[batch:],
             block.log_kappa.contiguous(),
             candidates.excluded.contiguous(),

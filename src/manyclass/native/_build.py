@@ -43,12 +43,16 @@ def library() -> ctypes.CDLL | None:
         return None
 
 
-def runs_on(tensor: Tensor) -> bool:
-    """Whether compiled kernels can work on what this tensor stands for: plain memory of the CPU."""
-    # While a graph is compiled, and under other modes and subclasses, a tensor is not its memory.
-    if torch.compiler.is_compiling() or not tensor.is_cpu or type(tensor) not in (Tensor, torch.nn.Parameter):
+def runs_on(*tensors: Tensor) -> bool:
+    """Whether compiled kernels can work on these tensors: plain memory of the CPU."""
+    return not torch.compiler.is_compiling() and all(map(_is_plain, tensors)) and library() is not None
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    """Subclasses and the tensors of torch.func stand for something else than their memory, if they have any."""
+    if not tensor.is_cpu or type(tensor) not in (Tensor, torch.nn.Parameter):
         return False
-    return library() is not None
+    return not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
 
 
 def function(name: str, *argtypes: type) -> Callable[..., None]:

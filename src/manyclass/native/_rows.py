@@ -24,19 +24,17 @@ def _adam(dtype: torch.dtype) -> Callable[..., None]:
     return function(name, *[c_void_p] * 4, *gradient, *[c_double] * 4, c_int)
 
 
-def takes(parameter: Tensor, gradient: Tensor, *state: Tensor) -> bool:
-    """Whether a row kernel can update the parameter and its state in place."""
-    tables = (parameter, *state)
-    return parameter.dtype in SUFFIXES and all(
-        x.dtype == parameter.dtype and (x is gradient or x.is_contiguous()) for x in (*tables, gradient)
-    )
+def takes(*tables: Tensor) -> bool:
+    """Whether a row kernel can update these in place: contiguous, of one dtype."""
+    dtype = tables[0].dtype
+    return dtype in SUFFIXES and all(table.dtype == dtype and table.is_contiguous() for table in tables)
 
 
 def adagrad_(
     weight: Tensor, total: Tensor, ids: Tensor, values: Tensor, *, lr: float, eps: float, by_row: bool
 ) -> None:
-    """One step of RowAdagrad on the rows ids [N] of weight [C, ...] with gradients [N, ...]; ids may repeat."""
-    number = ids.shape[0]
+    """One step of RowAdagrad on the rows ids [1, N] of weight [C, ...] with gradients [N, ...]; ids may repeat."""
+    number = ids.numel()
     _adagrad(weight.dtype)(
         weight.data_ptr(),
         total.data_ptr(),
@@ -63,8 +61,8 @@ def adam_(
     betas: tuple[float, float],
     eps: float,
 ) -> None:
-    """One step of RowAdam on the rows ids [N] of weight [C, ...] with gradients [N, ...]; ids may repeat."""
-    number = ids.shape[0]
+    """One step of RowAdam on the rows ids [1, N] of weight [C, ...] with gradients [N, ...]; ids may repeat."""
+    number = ids.numel()
     _adam(weight.dtype)(
         weight.data_ptr(),
         first.data_ptr(),

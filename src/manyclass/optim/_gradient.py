@@ -28,16 +28,18 @@ def touched(parameter: Tensor) -> tuple[Tensor | None, Tensor]:
 
 
 def scattered(parameter: Tensor, *state: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Ids [N] and gradient rows [N, ...] as they came, repeats included, if a compiled kernel can take it from here.
+    """Ids [1, N] and gradient rows [N, ...] as they came, repeats included, if a compiled kernel can take it from here.
 
     Args:
         parameter: with its gradient.
         state: the tables of the parameter's dtype that the kernel is to update beside it.
     """
     gradient = _checked(parameter)
-    if not (gradient.is_sparse and native.runs_on(parameter) and native.takes(parameter, gradient, *state)):
+    if not gradient.is_sparse or gradient.dtype != parameter.dtype:
         return None
-    return gradient._indices()[0].contiguous(), gradient._values().contiguous()
+    if not (native.runs_on(parameter) and native.takes(parameter, *state)):
+        return None
+    return gradient._indices().contiguous(), gradient._values().contiguous()
 
 
 def summed(parameter: Tensor) -> Tensor:

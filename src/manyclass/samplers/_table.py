@@ -89,6 +89,7 @@ class MassTable(nn.Module):
         stretches = -(-n // _STRETCH)
         self._scale = stretches / self.total if n else 0.0
         self._widest, self._steps = 0, ()
+        self._searched: native.Table | None = None
         if n == 0:
             return
         # One more, empty, for positions that rounding takes to the end of the line.
@@ -146,17 +147,12 @@ class MassTable(nn.Module):
         return self._locate(position)
 
     def searched(self) -> native.Table:
-        """The table as compiled kernels take it."""
-        ids = self._ids if self._has_zero else None
-        return native.Table(
-            self._cumulative_bits,
-            self._intercept_bits,
-            self._slope_bits,
-            self._scale,
-            self._widest,
-            self._guide,
-            ids,
-        )
+        """The table as compiled kernels take it; made anew where its tensors were replaced, as by `.to`."""
+        if self._searched is None or self._searched.cumulative is not self._cumulative_bits:
+            ids = self._ids if self._has_zero else None
+            bits = (self._cumulative_bits, self._intercept_bits, self._slope_bits)
+            self._searched = native.Table(*bits, self._scale, self._widest, self._guide, ids)
+        return self._searched
 
     def _locate(self, position: Tensor) -> tuple[Tensor, Tensor]:
         """The eager reference of `locate`."""
