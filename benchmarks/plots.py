@@ -161,9 +161,11 @@ def quality(axes: "Axes", results: Path) -> None:
         exact, again = name == "exact", name.endswith("again")
         colour = "#0072B2" if exact else "#D55E00" if again else "#F0B48A"
         axes.plot(*zip(*curve, strict=True), color=colour, marker="o", ms=3, lw=2.4 if again else 1.6, zorder=2 + again)
-        label = "exact softmax" if exact else f"Systematic, {name.removesuffix(', again')}" if again else name
-        if exact or again:
-            axes.annotate(label, curve[0], (8, 4), textcoords="offset points", color=colour, weight="bold")
+        if not again:
+            label = "exact softmax" if exact else f"Systematic, {name}"
+            weight = "bold" if exact else "normal"
+            ink = colour if exact else "#B85A14"
+            axes.annotate(label, curve[0], (6, 3), textcoords="offset points", color=ink, weight=weight)
     axes.axhline(target, color="#666666", lw=1, ls="--")
     axes.annotate(
         "0.5 % above exact training's end",
