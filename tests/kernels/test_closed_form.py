@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from manyclass import Block, Candidates, ClassHead
+from manyclass.heads import linear
 from manyclass.kernels import closed_form_loss, log_sum_exp
 from manyclass.native import _build
 from manyclass.samplers import WithExplicit
@@ -13,7 +14,8 @@ C, D, B = 60, 7, 12
 # Those with a log z, or with weights of their own, go through autograd.
 CLOSED = [name for name in OBJECTIVES if name != "blackout" and not name.startswith("noise")]
 
-pytestmark = pytest.mark.skipif(_build.library() is None, reason="no C++ compiler on this machine")
+# In torch's operators as well as compiled.
+pytestmark = pytest.mark.usefixtures("kernels")
 
 
 def make(name="systematic", objective=None, dtype=torch.float64, **options):
@@ -32,9 +34,9 @@ def step(head, hidden, target, **options):
     return loss.detach(), *(g.to_dense() if g.is_sparse else g for g in gradients)
 
 
-def without_kernels(monkeypatch, call, *arguments, **options):
+def by_autograd(monkeypatch, call, *arguments, **options):
     with monkeypatch.context() as patch:
-        patch.setattr(_build, "library", lambda: None)
+        patch.setattr(ClassHead, "_closed_form", lambda *arguments: None)
         return call(*arguments, **options)
 
 
@@ -45,12 +47,14 @@ def agree(ours, theirs, tolerance=1e-12):
 @pytest.fixture
 def counted(monkeypatch):
     """How often the closed form was taken: a test of it that falls back tests nothing."""
-    from manyclass import native
-
     calls = []
-    pull_back_ = native.pull_back_
-    monkeypatch.setattr(native, "pull_back_", lambda *a, **o: calls.append(1) or pull_back_(*a, **o))
+    monkeypatch.setattr(linear, "closed_form_loss", lambda *a, **o: calls.append(1) or closed_form_loss(*a, **o))
     return calls
+
+
+def takes_closed_form(objective):
+    """Those of pairs only where kernels are compiled."""
+    return objective in ("likelihood", "plain importance", "subset softmax") or _build.library() is not None
 
 
 @pytest.mark.parametrize("sparse", [False, True])
@@ -62,8 +66,8 @@ def test_losses_and_gradients_are_those_of_the_objective(name, objective, bias, 
     hidden, target = torch.randn(B, D, dtype=torch.float64), torch.randint(C, (B,))
     exclude = torch.randint(-1, C, (B, 3))
     ours = step(head, hidden, target, exclude=exclude)
-    assert counted
-    assert agree(ours, without_kernels(monkeypatch, step, head, hidden, target, exclude=exclude))
+    assert bool(counted) == takes_closed_form(objective)
+    assert agree(ours, by_autograd(monkeypatch, step, head, hidden, target, exclude=exclude))
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (1, 33), (3, 64), (65, 17), (256, 1000)])
@@ -76,9 +80,9 @@ def test_in_float32_the_error_is_no_larger_than_autograds(objective, shape, scal
     sampler = SAMPLERS["importance"](torch.rand(num_classes) + 0.1, k, None)
     head = ClassHead(D, num_classes, sampler=sampler, objective=OBJECTIVES[objective][0])
     hidden, target = torch.randn(batch, D) * scale, torch.randint(num_classes, (batch,))
-    ours, eager = step(head, hidden, target), without_kernels(monkeypatch, step, head, hidden, target)
-    assert counted
-    exact = without_kernels(monkeypatch, step, head.double(), hidden.double(), target)
+    ours, eager = step(head, hidden, target), by_autograd(monkeypatch, step, head, hidden, target)
+    assert bool(counted) == takes_closed_form(objective)
+    exact = by_autograd(monkeypatch, step, head.double(), hidden.double(), target)
     for a, b, truth in zip(ours, eager, exact, strict=True):
         allowed = (b - truth).abs().max() + 1e-5 * (1 + truth.abs().max())
         assert (a - truth).abs().max() <= allowed
@@ -96,7 +100,7 @@ def test_reductions_weights_and_ignored_examples(options, reduction, monkeypatch
         loss.backward()
         return loss.detach(), head.weight.grad, head.bias.grad
 
-    assert agree(run(), without_kernels(monkeypatch, run))
+    assert agree(run(), by_autograd(monkeypatch, run))
 
 
 @pytest.mark.parametrize("objective", CLOSED)
@@ -115,14 +119,14 @@ def test_an_empty_draw_is_the_objectives(monkeypatch):
         sampler = WithExplicit(None, torch.tensor([0]), num_classes=5)
         head = ClassHead(D, 5, sampler=sampler, objective=objective, dtype=torch.float64)
         hidden = torch.randn(3, D, dtype=torch.float64)
-        assert agree(step(head, hidden, target), without_kernels(monkeypatch, step, head, hidden, target))
+        assert agree(step(head, hidden, target), by_autograd(monkeypatch, step, head, hidden, target))
 
 
 def test_targets_may_lie_anywhere(monkeypatch):
     head, hidden = make(), torch.randn(B, D, dtype=torch.float64)
     target = torch.randint(C, (B, 3))[:, 1]
     assert not target.is_contiguous()
-    assert agree(step(head, hidden, target), without_kernels(monkeypatch, step, head, hidden, target))
+    assert agree(step(head, hidden, target), by_autograd(monkeypatch, step, head, hidden, target))
 
 
 def test_function_transforms_go_through_autograd(monkeypatch):
@@ -133,7 +137,7 @@ def test_function_transforms_go_through_autograd(monkeypatch):
         return head(hidden, target, generator=torch.Generator().manual_seed(1))
 
     ours = torch.func.grad(loss)(hidden)
-    assert agree([ours], [without_kernels(monkeypatch, torch.func.grad(loss), hidden)])
+    assert agree([ours], [by_autograd(monkeypatch, torch.func.grad(loss), hidden)])
     assert agree([ours], torch.autograd.grad(loss(hidden.requires_grad_()), hidden))
 
 
@@ -170,7 +174,7 @@ def test_gradients_can_be_differentiated_again(monkeypatch):
         penalty = gradient.square().sum() + of_weight.square().sum()
         return *torch.autograd.grad(penalty, (hidden, head.weight, head.bias)), penalty.detach()
 
-    assert agree(penalty(), without_kernels(monkeypatch, penalty))
+    assert agree(penalty(), by_autograd(monkeypatch, penalty))
 
 
 def test_an_excluded_class_of_great_score_does_not_drown_the_others(monkeypatch):
@@ -180,7 +184,7 @@ def test_an_excluded_class_of_great_score_does_not_drown_the_others(monkeypatch)
     hidden, target = torch.randn(B, D), torch.randint(6, C, (B,))
     exclude = torch.full((B, 1), 5)
     ours = step(head, hidden, target, exclude=exclude)
-    assert agree(ours, without_kernels(monkeypatch, step, head, hidden, target, exclude=exclude), 1e-5)
+    assert agree(ours, by_autograd(monkeypatch, step, head, hidden, target, exclude=exclude), 1e-5)
     assert 1 < ours[0].mean() < 10
 
 

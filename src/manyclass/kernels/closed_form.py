@@ -15,6 +15,7 @@ from torch import Tensor
 
 from manyclass import native
 from manyclass.candidates import Candidates
+from manyclass.kernels.softmax import softmax_
 
 _DTYPES = (torch.float32, torch.float64)
 
@@ -25,17 +26,23 @@ Reference = Callable[[Tensor], Tensor]
 
 def log_sum_exp(*, target: bool, kappa: bool) -> Form:
     """-s(target) + log([target] exp s(target) + Σ_j [kappa: κ_j] exp s_j)."""
-    return functools.partial(native.softmax_, sums_target=target, weighs=kappa)
+    kernel = native.softmax_ if native.runs_on() else softmax_
+    return functools.partial(kernel, sums_target=target, weighs=kappa)
 
 
-def pair_sum(*, activation: str, margin: float, paired: bool, positive: bool, mean: bool) -> Form:
-    """[positive] softplus(-s(target)) + Σ_j φ(s_j - [paired] s(target) + margin), the sum divided by n if `mean`."""
+def pair_sum(*, activation: str, margin: float, paired: bool, positive: bool, mean: bool) -> Form | None:
+    """[positive] softplus(-s(target)) + Σ_j φ(s_j - [paired] s(target) + margin), the sum divided by n if `mean`.
+
+    None without compiled kernels: through torch's operators autograd is no slower.
+    """
+    if not native.runs_on():
+        return None
     hinge = activation == "relu"
     return functools.partial(native.pair_sum_, margin=margin, paired=paired, positive=positive, mean=mean, hinge=hinge)
 
 
 def has_closed_form(hidden: Tensor, weight: Tensor, bias: Tensor | None, candidates: Candidates) -> bool:
-    """Whether `closed_form_loss` can serve: compiled kernels, one block that the batch shares, one dtype."""
+    """Whether `closed_form_loss` can serve: on the CPU, one block that the batch shares, one dtype."""
     tables = [weight] if bias is None else [weight, bias]
     return (
         len(candidates.blocks) == 1
@@ -43,7 +50,7 @@ def has_closed_form(hidden: Tensor, weight: Tensor, bias: Tensor | None, candida
         and hidden.dtype in _DTYPES
         and all(table.dtype == hidden.dtype and table.is_contiguous() for table in tables)
         and not torch.is_autocast_enabled("cpu")
-        and native.runs_on(hidden, *tables)
+        and native.is_plain(hidden, *tables)
     )
 
 
@@ -116,7 +123,8 @@ class _Loss(torch.autograd.Function):
         grad_hidden = gradient @ rows[batch:] if wanted[0] else None
         values, weighed = (torch.empty_like(rows), torch.empty_like(hidden)) if wanted[1] else (None, None)
         bias_values = rows.new_empty(rows.shape[0]) if wanted[2] else None
-        native.pull_back_(
+        pull_back_ = native.pull_back_ if native.runs_on() else _pull_back_
+        pull_back_(
             gradient,
             target_gradient,
             grad,
@@ -133,6 +141,30 @@ class _Loss(torch.autograd.Function):
         grad_weight = None if values is None else _of_rows(ids, values, weight, ctx.sparse)
         grad_bias = None if bias_values is None else _of_rows(ids, bias_values, bias, ctx.sparse)
         return grad_hidden, grad_weight, grad_bias, *[None] * 5
+
+
+def _pull_back_(
+    gradient: Tensor,
+    target_gradient: Tensor,
+    grad: Tensor,
+    *,
+    hidden: Tensor,
+    target_rows: Tensor,
+    grad_hidden: Tensor | None,
+    weighed: Tensor | None,
+    values: Tensor | None,
+    bias_values: Tensor | None,
+) -> None:
+    """As `native.pull_back_`, in torch's operators."""
+    batch, own = hidden.shape[0], target_gradient * grad
+    if grad_hidden is not None:
+        grad_hidden.mul_(grad.unsqueeze(1)).addcmul_(own.unsqueeze(1), target_rows[:batch])
+    if values is not None and weighed is not None:
+        torch.mul(hidden, grad.unsqueeze(1), out=weighed)
+        torch.mul(hidden, own.unsqueeze(1), out=values[:batch])
+    if bias_values is not None:
+        bias_values[:batch] = own
+        torch.mv(gradient.T, grad, out=bias_values[batch:])
 
 
 def _of_rows(ids: Tensor, values: Tensor, table: Tensor, sparse: bool) -> Tensor:

@@ -1,5 +1,6 @@
 """Compiled CPU kernels: optional, built on first use; the eager code that they speed up is always there."""
 
+from manyclass.native._build import is_plain as is_plain
 from manyclass.native._build import library as library
 from manyclass.native._build import runs_on as runs_on
 from manyclass.native._closed_form import Draw as Draw

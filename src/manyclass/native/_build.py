@@ -44,15 +44,20 @@ def library() -> ctypes.CDLL | None:
 
 
 def runs_on(*tensors: Tensor) -> bool:
-    """Whether compiled kernels can work on these tensors: plain memory of the CPU."""
-    return not torch.compiler.is_compiling() and all(map(_is_plain, tensors)) and library() is not None
+    """Whether compiled kernels can work on these tensors."""
+    return is_plain(*tensors) and library() is not None
 
 
-def _is_plain(tensor: Tensor) -> bool:
-    """Subclasses and the tensors of torch.func stand for something else than their memory, if they have any."""
-    if not tensor.is_cpu or type(tensor) not in (Tensor, torch.nn.Parameter):
+def is_plain(*tensors: Tensor) -> bool:
+    """Whether these are their memory, on the CPU: not a graph being compiled, no subclass, none of torch.func's."""
+    if torch.compiler.is_compiling():
         return False
-    return not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+    return all(
+        tensor.is_cpu
+        and type(tensor) in (Tensor, torch.nn.Parameter)
+        and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+        for tensor in tensors
+    )
 
 
 def function(name: str, *argtypes: type) -> Callable[..., None]:
