@@ -171,3 +171,14 @@ def test_a_closure_is_called_with_gradients_enabled(name):
 
     first = optimizer.step(closure)
     assert optimizer.step(closure) < first
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_a_graph_that_saw_the_old_rows_is_refused(name):
+    (weight, _) = params = parameters()
+    optimizer = OURS[name](params)
+    loss = weight.square().sum()
+    set_gradients(params, torch.tensor([1, 2]), 0)
+    optimizer.step()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()

@@ -10,8 +10,7 @@ from torch import Tensor
 from manyclass import _check
 from manyclass.candidates import Candidates
 from manyclass.heads._batch import Batch
-from manyclass.kernels import Form, log_sum_exp, pair_sum
-from manyclass.objectives import Likelihood, LogSumExp, Objective
+from manyclass.objectives import Likelihood, Objective
 from manyclass.samplers import Sampler
 
 
@@ -76,25 +75,6 @@ def candidate_loss(head: SampledHead, batch: Batch, candidates: Candidates) -> T
     loss: Tensor = head.objective(target_score, scores, candidates)
     _check.finite_loss(loss, hidden=batch.hidden, log_z=batch.log_z, target_score=target_score, scores=scores)
     return loss
-
-
-def closed_form_of(objective: Objective, num_classes: int) -> Form | None:
-    """How a kernel computes the objective; None where only autograd can."""
-    form = objective.form
-    # With a log z of its own, fixed or learned, an objective is more than its form.
-    if form is None or objective.normalised:
-        return None
-    if isinstance(form, LogSumExp):
-        return log_sum_exp(target=form.target, kappa=form.kappa)
-    if form.kappa or not form.needs_candidates:
-        return None
-    return pair_sum(
-        activation=form.activation,
-        margin=form.margin_of(num_classes),
-        paired=form.paired,
-        positive=form.positive,
-        mean=form.mean,
-    )
 
 
 @torch.no_grad()

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -12,12 +12,13 @@ from manyclass import _check
 from manyclass.candidates import Candidates
 from manyclass.counts import ClassCounts
 from manyclass.heads import _exact
-from manyclass.heads._batch import Batch, flatten, wide
+from manyclass.heads._batch import flatten, wide
+from manyclass.heads._closed_form import closed_form
 from manyclass.heads._exact import TopK
 from manyclass.heads._resize import resize_rows, resize_state
 from manyclass.heads._rows import RowLookup, observed
-from manyclass.heads._sampled import approximate_log_likelihood, candidate_loss, closed_form_of, sampled_loss
-from manyclass.kernels import closed_form_loss, exclude_hits, has_closed_form, linear_scores
+from manyclass.heads._sampled import approximate_log_likelihood, sampled_loss
+from manyclass.kernels import exclude_hits, linear_scores
 from manyclass.objectives import Likelihood, Objective
 from manyclass.samplers import Exhaustive, Sampler, Systematic
 
@@ -187,7 +188,7 @@ class ClassHead(nn.Module):
             ignore_index=ignore_index,
             reduction=reduction,
         )
-        return batch.reduce(sampled_loss(self, batch, generator, closed_form=self._closed_form), reduction)
+        return batch.reduce(sampled_loss(self, batch, generator, closed_form=partial(closed_form, self)), reduction)
 
     def exact_loss(
         self,
@@ -330,23 +331,6 @@ class ClassHead(nn.Module):
             for block, part, part_bias in zip(candidates.blocks, rows.split(sizes), biases, strict=True)
         ]
         return target_score, exclude_hits(scores, candidates)
-
-    def _closed_form(self, batch: Batch, candidates: Candidates) -> Tensor | None:
-        """Losses [B] by the compiled kernels, where they know how."""
-        form = closed_form_of(self.objective, self.num_classes)
-        plain = self.similarity == "dot" and self.update == "scored"
-        if form is None or not plain or not has_closed_form(batch.hidden, self.weight, self.bias, candidates):
-            return None
-        return closed_form_loss(
-            batch.hidden,
-            self.weight,
-            self.bias,
-            batch.target,
-            candidates,
-            form=form,
-            sparse=self.sparse,
-            reference=lambda hidden: candidate_loss(self, replace(batch, hidden=hidden), candidates),
-        )
 
     def score_chunks(self, size: int) -> Iterator[tuple[int, Callable[[Tensor], Tensor]]]:
         """For each run of `size` classes its first id and a function from hidden [B, D] to scores [B, size]."""

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from manyclass import native
 from manyclass.candidates import Candidates
-from manyclass.kernels.softmax import softmax_
+from manyclass.kernels import fallback
 
 _DTYPES = (torch.float32, torch.float64)
 
@@ -26,7 +26,7 @@ Reference = Callable[[Tensor], Tensor]
 
 def log_sum_exp(*, target: bool, kappa: bool) -> Form:
     """-s(target) + log([target] exp s(target) + Σ_j [kappa: κ_j] exp s_j)."""
-    kernel = native.softmax_ if native.runs_on() else softmax_
+    kernel = native.softmax_ if native.runs_on() else fallback.softmax_
     return functools.partial(kernel, sums_target=target, weighs=kappa)
 
 
@@ -123,7 +123,7 @@ class _Loss(torch.autograd.Function):
         grad_hidden = gradient @ rows[batch:] if wanted[0] else None
         values, weighed = (torch.empty_like(rows), torch.empty_like(hidden)) if wanted[1] else (None, None)
         bias_values = rows.new_empty(rows.shape[0]) if wanted[2] else None
-        pull_back_ = native.pull_back_ if native.runs_on() else _pull_back_
+        pull_back_ = native.pull_back_ if native.runs_on() else fallback.pull_back_
         pull_back_(
             gradient,
             target_gradient,
@@ -141,30 +141,6 @@ class _Loss(torch.autograd.Function):
         grad_weight = None if values is None else _of_rows(ids, values, weight, ctx.sparse)
         grad_bias = None if bias_values is None else _of_rows(ids, bias_values, bias, ctx.sparse)
         return grad_hidden, grad_weight, grad_bias, *[None] * 5
-
-
-def _pull_back_(
-    gradient: Tensor,
-    target_gradient: Tensor,
-    grad: Tensor,
-    *,
-    hidden: Tensor,
-    target_rows: Tensor,
-    grad_hidden: Tensor | None,
-    weighed: Tensor | None,
-    values: Tensor | None,
-    bias_values: Tensor | None,
-) -> None:
-    """As `native.pull_back_`, in torch's operators."""
-    batch, own = hidden.shape[0], target_gradient * grad
-    if grad_hidden is not None:
-        grad_hidden.mul_(grad.unsqueeze(1)).addcmul_(own.unsqueeze(1), target_rows[:batch])
-    if values is not None and weighed is not None:
-        torch.mul(hidden, grad.unsqueeze(1), out=weighed)
-        torch.mul(hidden, own.unsqueeze(1), out=values[:batch])
-    if bias_values is not None:
-        bias_values[:batch] = own
-        torch.mv(gradient.T, grad, out=bias_values[batch:])
 
 
 def _of_rows(ids: Tensor, values: Tensor, table: Tensor, sparse: bool) -> Tensor:

@@ -6,6 +6,7 @@ from ctypes import c_double, c_int, c_int64, c_void_p
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 
 from manyclass.native._build import SUFFIXES, function
 
@@ -47,6 +48,8 @@ def adagrad_(
         by_row,
         torch.get_num_threads(),
     )
+    # Torch sees no write behind a pointer, and must refuse a backward through what it has overwritten.
+    increment_version(weight)
 
 
 def adam_(
@@ -77,3 +80,5 @@ def adam_(
         eps,
         torch.get_num_threads(),
     )
+    # Torch sees no write behind a pointer, and must refuse a backward through what it has overwritten.
+    increment_version(weight)

@@ -1,4 +1,4 @@
-"""The pass between the products of `closed_form.py` in torch's operators, for machines without compiled kernels."""
+"""What lies between the products of `closed_form.py` in torch's operators, for machines without compiled kernels."""
 
 import math
 
@@ -34,6 +34,30 @@ def softmax_(scores: Tensor, draw: native.Draw, *, sums_target: bool, weighs: bo
     share = torch.where(empty, 0.0, 1 / z)
     scores.mul_(share.unsqueeze(1))
     return torch.where(empty, 0.0, most + z.log() - own), torch.where(empty, 0.0, target_u * share - 1)
+
+
+def pull_back_(
+    gradient: Tensor,
+    target_gradient: Tensor,
+    grad: Tensor,
+    *,
+    hidden: Tensor,
+    target_rows: Tensor,
+    grad_hidden: Tensor | None,
+    weighed: Tensor | None,
+    values: Tensor | None,
+    bias_values: Tensor | None,
+) -> None:
+    """As `native.pull_back_`, in torch's operators."""
+    batch, own = hidden.shape[0], target_gradient * grad
+    if grad_hidden is not None:
+        grad_hidden.mul_(grad.unsqueeze(1)).addcmul_(own.unsqueeze(1), target_rows[:batch])
+    if values is not None and weighed is not None:
+        torch.mul(hidden, grad.unsqueeze(1), out=weighed)
+        torch.mul(hidden, own.unsqueeze(1), out=values[:batch])
+    if bias_values is not None:
+        bias_values[:batch] = own
+        torch.mv(gradient.T, grad, out=bias_values[batch:])
 
 
 def _hits(draw: native.Draw) -> tuple[Tensor, Tensor]:
