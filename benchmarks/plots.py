@@ -157,15 +157,14 @@ def quality(axes: "Axes", results: Path) -> None:
         points = [(row["run"], float(row["seconds"]), float(row["perplexity"])) for row in csv.DictReader(file)]
     runs = {name: [(x, y) for run, x, y in points if run == name] for name in dict.fromkeys(p[0] for p in points)}
     target = CLOSE * runs["exact"][-1][1]
+    shades = iter(("#F2C6A5", "#DE9A6B", "#B0703F", "#7A4A25"))
     for name, curve in runs.items():
         exact, again = name == "exact", name.endswith("again")
-        colour = "#0072B2" if exact else "#D55E00" if again else "#F0B48A"
-        axes.plot(*zip(*curve, strict=True), color=colour, marker="o", ms=3, lw=2.4 if again else 1.6, zorder=2 + again)
-        if not again:
-            label = "exact softmax" if exact else f"Systematic, {name}"
-            weight = "bold" if exact else "normal"
-            ink = colour if exact else "#B85A14"
-            axes.annotate(label, curve[0], (6, 3), textcoords="offset points", color=ink, weight=weight)
+        colour = "#0072B2" if exact else "#D55E00" if again else next(shades)
+        label = "exact softmax" if exact else f"Systematic, {name}"
+        thick = 2.4 if exact or again else 1.6
+        axes.plot(*zip(*curve, strict=True), color=colour, marker="o", ms=3, lw=thick, zorder=2 + again, label=label)
+    axes.legend(frameon=False, loc="upper right")
     axes.axhline(target, color="#666666", lw=1, ls="--")
     axes.annotate(
         "0.5 % above exact training's end",
