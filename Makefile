@@ -5,7 +5,7 @@ READY := $(VENV)/.ready
 BENCH := $(VENV)/.ready-bench
 PIP := $(PYTHON) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: setup test check demo bench quality clean
+.PHONY: setup test check demo paper bench quality clean
 
 setup: $(READY)
 
@@ -27,8 +27,11 @@ check: $(READY)
 demo: $(READY)
 	$(PYTHON) examples/next_token.py
 
+paper: $(READY)
+	$(VENV)/bin/manyclass paper --out paper-report
+
 $(BENCH): $(READY)
-	$(PIP) --editable '.[peers,report]'
+	$(PIP) --editable '.[peers]'
 	touch $@
 
 bench: $(BENCH)

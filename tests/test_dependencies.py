@@ -21,6 +21,20 @@ MAY_KNOW = {
     "optim": {"_check", "native"},
     "diagnostics": {"_check", "candidates", "objectives", "heads"},
     "training": {"_check", "candidates", "objectives", "heads", "optim", "diagnostics"},
+    "errors": set(),
+    "report": set(),
+    "lab": {
+        "candidates",
+        "counts",
+        "samplers",
+        "objectives",
+        "heads",
+        "diagnostics",
+        "training",
+        "errors",
+        "report",
+    },
+    "cli": {"errors", "lab"},
 }
 
 
@@ -33,7 +47,8 @@ def imports(path):
         if isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
             if node.module == "manyclass":
-                yield from (f"manyclass.{alias.name}" for alias in node.names)
+                # The version is nobody's room.
+                yield from (f"manyclass.{alias.name}" for alias in node.names if alias.name != "__version__")
             elif node.module.startswith("manyclass."):
                 yield node.module
         elif isinstance(node, ast.Import):

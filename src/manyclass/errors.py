@@ -1,0 +1,5 @@
+"""What went wrong on a person's side."""
+
+
+class UserError(Exception):
+    """Something that whoever gave the command can mend: its message is all they need, without a traceback."""

@@ -1,0 +1,159 @@
+"""All experiments one after the other, and what they found as a report, a table of claims and files of numbers."""
+
+import csv
+import json
+import os
+import platform
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from manyclass import __version__
+from manyclass.lab.cells import Cells
+from manyclass.lab.experiment import Claim, Findings, Lab, Run, Scale, Watch
+from manyclass.lab.folder import claim_folder
+from manyclass.lab.paper import choices, consistency, estimators, margins, methods, signs, variants
+from manyclass.lab.problem import BATCH, DIM, NUM_CLASSES, NUM_EXAMPLES, K
+from manyclass.report import Report, Section, Table, check_libraries, write_report
+
+EXPERIMENTS: dict[str, Run] = {
+    "methods": methods.run,
+    "margins": margins.run,
+    "estimators": estimators.run,
+    "signs": signs.run,
+    "choices": choices.run,
+    "consistency": consistency.run,
+    "variants": variants.run,
+}
+QUICK = Scale(seeds=2, iterations=300, short=150, sweep_seeds=1, draws=200)
+DEFAULT = Scale(seeds=5, iterations=1000, short=400, sweep_seeds=1, draws=1000)
+FULL = Scale(seeds=20, iterations=1000, short=1000, sweep_seeds=5, draws=2000)
+PAPER = "Barber & Botev, Dealing with a large number of classes – Likelihood, Discrimination or Ranking?"
+
+
+@dataclass(frozen=True)
+class Reproduction:
+    """What came out, and where it lies."""
+
+    claims: tuple[Claim, ...]
+    report: Path
+    results: Path
+
+
+def reproduce(
+    out: Path,
+    *,
+    scale: Scale = DEFAULT,
+    seed: int = 0,
+    only: Sequence[str] | None = None,
+    jobs: int | None = None,
+    watch: Watch | None = None,
+) -> Reproduction:
+    """Run the paper's experiments and write what they found. What an earlier run into the folder did is not repeated.
+
+    Args:
+        out: a folder that is new, empty, or of an earlier run.
+        scale: how much work to do: QUICK, DEFAULT, FULL, or one of your own.
+        seed: of the first problem; the others follow it.
+        only: names of experiments; None: all.
+        jobs: processes, of one thread each; None: one for each core.
+        watch: is told of progress.
+
+    Raises:
+        UserError: the folder cannot be used.
+        ImportError: what draws the report is not installed.
+    """
+    check_libraries()
+    claim_folder(out, "paper")
+    chosen = [name for name in EXPERIMENTS if only is None or name in only]
+    start = time.perf_counter()
+    found: dict[str, Findings] = {}
+    seconds: dict[str, float] = {}
+    with Cells(out / "cells", jobs=jobs or len(os.sched_getaffinity(0))) as cells:
+        lab = Lab(scale, seed, cells, watch)
+        for name in chosen:
+            lab.begin(name)
+            before = time.perf_counter()
+            found[name] = EXPERIMENTS[name](lab)
+            seconds[name] = round(time.perf_counter() - before, 1)
+    claims = tuple(claim for findings in found.values() for claim in findings.claims)
+    settings = {**asdict(scale), "seed": seed, "experiments": chosen}
+    versions = {"manyclass": __version__, "torch": torch.__version__, "python": platform.python_version()}
+    for name, findings in found.items():
+        _write_csv(out / f"{name}.csv", findings.rows, versions)
+    results = {
+        "paper": PAPER,
+        "claims": [asdict(claim) for claim in claims],
+        "settings": settings,
+        "versions": versions,
+        "rows": {name: [_plain(row) for row in findings.rows] for name, findings in found.items()},
+        # All that differs between two runs of one seed.
+        "time": {
+            "date": time.strftime("%Y-%m-%d %H:%M:%S"),
+            "seconds": round(time.perf_counter() - start, 1),
+            "experiments": seconds,
+        },
+    }
+    _write(out / "results.json", json.dumps(results, indent=1, allow_nan=False))
+    notes = [
+        f"manyclass {versions['manyclass']}, torch {versions['torch']}, Python {versions['python']}; "
+        f"{scale.seeds} seeds from {seed}, {scale.iterations:,} iterations, {scale.draws:,} draws.",
+        "Beside this page lie results.json, a CSV of each experiment and each figure as PNG and SVG.",
+    ]
+    written = write_report(_report(found, claims, notes, scale), out)
+    return Reproduction(claims, written.page, out / "results.json")
+
+
+def _report(found: dict[str, Findings], claims: tuple[Claim, ...], notes: list[str], scale: Scale) -> Report:
+    table = Table(
+        ["claim", "the paper says", "measured", "holds"],
+        [
+            [
+                claim.id,
+                claim.statement,
+                claim.measured + (f". {claim.reason}" if claim.reason else ""),
+                "holds" if claim.holds else "fails",
+            ]
+            for claim in claims
+        ],
+        "Measured: the median over seeds, with the least and the greatest in brackets. Each verdict is computed from "
+        "the data.",
+        ["good" if claim.holds else "bad" for claim in claims],
+    )
+    held = sum(claim.holds for claim in claims)
+    summary = (
+        f"{PAPER} Its experiments, run again: {NUM_EXAMPLES:,} examples of {DIM} dimensions, {NUM_CLASSES:,} classes, "
+        f"minibatches of {BATCH}, K = {K} sampled classes, momentum 0.99, {scale.seeds} problems drawn at random. "
+        f"Of {len(claims)} claims {held} hold."
+    )
+    return Report(
+        "Dealing with a large number of classes: the paper, checked",
+        summary,
+        [Section("Claims", [table]), *(findings.section for findings in found.values())],
+        notes,
+    )
+
+
+def _plain(row: dict[str, Any]) -> dict[str, Any]:
+    """A row without its time."""
+    return {name: value for name, value in row.items() if name != "seconds"}
+
+
+def _write_csv(path: Path, rows: list[dict[str, Any]], common: dict[str, str]) -> None:
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    beside = path.with_suffix(".tmp")
+    with beside.open("w", newline="") as file:
+        writer = csv.DictWriter(file, [*columns, *common])
+        writer.writeheader()
+        writer.writerows({**row, **common} for row in rows)
+    os.replace(beside, path)
+
+
+def _write(path: Path, text: str) -> None:
+    beside = path.with_suffix(".tmp")
+    beside.write_text(text, encoding="utf-8")
+    os.replace(beside, path)

@@ -1,0 +1,89 @@
+"""Figures as pictures that can stand in a paper."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from manyclass.report.colours import colour, mark
+from manyclass.report.content import Curve, Figure, Panel
+
+if TYPE_CHECKING:
+    from matplotlib.artist import Artist
+    from matplotlib.axes import Axes
+
+_STYLE: dict[Any, Any] = {
+    "font.size": 9,
+    "axes.titlesize": 10,
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#E3E6EA",
+    "grid.linewidth": 0.6,
+    "legend.frameon": False,
+    # The same numbers give the same file.
+    "svg.hashsalt": "manyclass",
+}
+_MARKERS = {"circle": "o", "square": "s", "diamond": "D", "triangle-up": "^", "x": "x"}
+_PANEL_WIDTH, _PANEL_HEIGHT, _PER_ROW = 4.3, 3.3, 3
+
+
+def draw(figure: Figure, colours: dict[str, int], folder: Path) -> list[Path]:
+    """Write a figure as SVG and as PNG."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    number = len(figure.panels)
+    columns = number if number <= _PER_ROW else (2 if number == 4 else _PER_ROW)
+    rows = -(-number // columns)
+    written = []
+    with pyplot.rc_context(_STYLE):
+        size = (_PANEL_WIDTH * columns, _PANEL_HEIGHT * rows + 0.6)
+        canvas, grid = pyplot.subplots(rows, columns, figsize=size, layout="constrained", squeeze=False)
+        for axes in grid.flat[number:]:
+            axes.set_visible(False)
+        legend: dict[str, Artist] = {}
+        for axes, panel in zip(grid.flat, figure.panels, strict=False):
+            legend |= _draw_panel(axes, panel, colours)
+        # As many columns as fit under the panels: about 0.08 inches a letter, and half an inch for the line.
+        widest = 0.5 + 0.08 * max(map(len, legend), default=1)
+        canvas.legend(
+            legend.values(), legend, loc="outside lower center", ncols=max(1, min(len(legend), int(size[0] / widest)))
+        )
+        for ending in ("svg", "png"):
+            written.append(folder / f"{figure.name}.{ending}")
+            canvas.savefig(written[-1], dpi=180, metadata={"Date": None} if ending == "svg" else None)
+        pyplot.close(canvas)
+    return written
+
+
+def _draw_panel(axes: "Axes", panel: Panel, colours: dict[str, int]) -> "dict[str, Artist]":
+    """Draw one pair of axes; what its legend needs, by label."""
+    legend: dict[str, Artist] = {}
+    for curve in panel.curves:
+        number = colours[curve.like or curve.label]
+        ink = colour(number)
+        (legend[curve.label],) = axes.plot(
+            curve.x,
+            curve.y,
+            "--" if curve.dashed else "-",
+            color=ink,
+            lw=1.4,
+            marker=_MARKERS[mark(number)] if _marked(curve, number) else None,
+            ms=3.5,
+            markevery=1 if curve.points else 0.1,
+        )
+        if curve.low is not None and curve.high is not None:
+            axes.fill_between(curve.x, curve.low, curve.high, color=ink, alpha=0.15, lw=0)
+    if panel.log_x:
+        axes.set_xscale("log")
+    if panel.log_y:
+        axes.set_yscale("log")
+    axes.set(title=panel.title, xlabel=panel.x_label, ylabel=panel.y_label)
+    return legend
+
+
+def _marked(curve: Curve, number: int) -> bool:
+    return curve.points or mark(number) != "circle"

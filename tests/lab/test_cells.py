@@ -1,0 +1,81 @@
+"""Work is done once, and again only where what it came from has changed."""
+
+import json
+import os
+
+import pytest
+
+from manyclass.lab import cells as cells_module
+from manyclass.lab.cells import Cells
+
+
+def square(*, number, mark=None):
+    if mark is not None:
+        with open(mark, "a") as file:
+            file.write(f"{number}\n")
+    if number < 0:
+        raise ValueError(f"cannot take {number}")
+    return {"square": number * number, "process": os.getpid()}
+
+
+def threads():
+    import torch
+
+    return {"threads": torch.get_num_threads()}
+
+
+def squares(folder, numbers, mark, jobs=1):
+    seen = []
+    with Cells(folder, jobs=jobs) as cells:
+        results = cells.map(square, [{"number": n, "mark": str(mark)} for n in numbers], on_done=seen.append)
+    return [result["square"] for result in results], seen
+
+
+def test_results_come_in_order_and_only_once_each(tmp_path):
+    mark = tmp_path / "mark"
+    found, seen = squares(tmp_path / "cells", [3, 1, 2, 1], mark, jobs=2)
+    assert found == [9, 1, 4, 1]
+    assert seen[-1] == 4
+    assert sorted(mark.read_text().split()) == ["1", "2", "3"]
+    # A second run computes what is new and nothing else.
+    assert squares(tmp_path / "cells", [3, 4], mark)[0] == [9, 16]
+    assert sorted(mark.read_text().split()) == ["1", "2", "3", "4"]
+
+
+def test_half_a_file_is_no_result(tmp_path):
+    mark = tmp_path / "mark"
+    squares(tmp_path / "cells", [5], mark)
+    (path,) = (tmp_path / "cells").rglob("*.json")
+    path.write_text(path.read_text()[:10])
+    assert squares(tmp_path / "cells", [5], mark)[0] == [25]
+    assert mark.read_text().split() == ["5", "5"]
+    assert json.loads(path.read_text())["result"]["square"] == 25
+
+
+def test_what_was_finished_before_an_error_is_kept(tmp_path):
+    mark = tmp_path / "mark"
+    with pytest.raises(ValueError, match="cannot take -1"):
+        squares(tmp_path / "cells", [6, -1], mark)
+    assert squares(tmp_path / "cells", [6], mark)[0] == [36]
+    assert mark.read_text().split().count("6") == 1
+
+
+def test_changed_code_is_run_again(tmp_path, monkeypatch):
+    mark = tmp_path / "mark"
+    squares(tmp_path / "cells", [7], mark)
+    monkeypatch.setattr(cells_module, "_code", lambda module: "another version")
+    squares(tmp_path / "cells", [7], mark)
+    assert mark.read_text().split() == ["7", "7"]
+
+
+def test_code_is_a_module_and_what_it_imports():
+    digest = cells_module._code.__wrapped__
+    assert digest("manyclass.lab.problem") != digest("manyclass.lab.objectives")
+    sources = set(cells_module._sources("manyclass.lab.problem"))
+    assert {"manyclass.lab.problem", "manyclass.counts", "manyclass._check"} <= sources
+    assert not any(name.startswith("manyclass.report") for name in sources)
+
+
+def test_a_job_has_one_thread(tmp_path):
+    with Cells(tmp_path, jobs=1) as cells:
+        assert cells.map(threads, [{}])[0]["threads"] == 1

@@ -1,0 +1,139 @@
+"""The paper's experiments, on a scale that only shows that they run: verdicts are for whoever has five minutes."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from manyclass.lab.cells import Cells
+from manyclass.lab.experiment import Lab, Scale
+from manyclass.lab.paper import EXPERIMENTS, reproduce
+from manyclass.lab.paper.curves import Curves, _first_below
+from manyclass.lab.paper.rates import GRID, Sweep
+from manyclass.lab.spread import Spread, band
+
+TINY = Scale(seeds=2, iterations=20, short=10, sweep_seeds=1, draws=40)
+CLAIMS = {
+    "bernoulli-exponent",
+    "cost-fifty-fold",
+    "normalisation-least-bias",
+    "importance-like-bernoulli",
+    "margin-log-c-minus-1",
+    "margin-one-worse",
+    "nce-fixed-z-poor",
+    "negative-sampling-poor",
+    "signs-mostly-right",
+    "gamma-bounded",
+    "variance-footnote",
+    "taylor-bias",
+}
+
+
+def results(folder):
+    """What a run found, but for its times."""
+    found = json.loads((folder / "results.json").read_text())
+    assert found.pop("time")["seconds"] >= 0
+    return found
+
+
+def test_all_experiments_and_what_they_write(tmp_path):
+    first = reproduce(tmp_path / "a", scale=TINY, jobs=2)
+    found = results(tmp_path / "a")
+    ids = [claim["id"] for claim in found["claims"]]
+    assert set(ids) >= CLAIMS
+    assert len(set(ids)) == len(ids)
+    for claim in found["claims"]:
+        assert {"id", "statement", "measured", "holds"} <= claim.keys()
+        assert isinstance(claim["holds"], bool)
+        assert claim["holds"] or claim["reason"] or claim["id"] not in {"variance-footnote", "taylor-bias"}
+    verdicts = {claim["id"]: claim["holds"] for claim in found["claims"]}
+    # These do not depend on how long anything was trained.
+    assert verdicts["bernoulli-exponent"]
+    assert verdicts["cost-fifty-fold"]
+    assert verdicts["gamma-bounded"]
+    assert not verdicts["variance-footnote"]
+    page = first.report.read_text()
+    assert all(name in page for name in ids)
+    for name in EXPERIMENTS:
+        header, *rows = (tmp_path / "a" / f"{name}.csv").read_text().splitlines()
+        assert {"seed", "manyclass", "torch"} <= set(header.split(","))
+        assert rows
+    # Again: no cell is computed, and nothing changes.
+    files = {path: path.stat().st_mtime_ns for path in (tmp_path / "a" / "cells").rglob("*.json")}
+    reproduce(tmp_path / "a", scale=TINY, jobs=2)
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "a" / "cells").rglob("*.json")} == files
+    assert results(tmp_path / "a") == found
+
+
+def test_killed_in_the_middle_it_goes_on_to_the_same_results(tmp_path):
+    program = (
+        "from pathlib import Path\n"
+        "from manyclass.lab.experiment import Scale\n"
+        "from manyclass.lab.paper import reproduce\n"
+        "if __name__ == '__main__':\n"
+        f"    reproduce(Path({str(tmp_path / 'killed')!r}), scale={TINY!r}, only=['signs'], jobs=2)\n"
+    )
+    script = tmp_path / "run.py"
+    script.write_text(program)
+    process = subprocess.Popen([sys.executable, str(script)], start_new_session=True)
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and sum(1 for _ in tmp_path.glob("killed/cells/*/*.json")) < 3:
+        time.sleep(0.02)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    kept = {path: path.stat().st_mtime_ns for path in tmp_path.glob("killed/cells/*/*.json")}
+    assert len(kept) >= 3
+    assert not (tmp_path / "killed" / "results.json").exists()
+    reproduce(tmp_path / "killed", scale=TINY, only=["signs"], jobs=2)
+    reproduce(tmp_path / "whole", scale=TINY, only=["signs"], jobs=1)
+    assert results(tmp_path / "killed") == results(tmp_path / "whole")
+    assert all(path.stat().st_mtime_ns == written for path, written in kept.items())
+
+
+def test_a_changed_setting_reruns_only_what_it_touches(tmp_path):
+    asked = []
+    with Cells(tmp_path, jobs=2) as cells:
+        lab = Lab(TINY, 0, cells, lambda name, done, total: asked.append((done, total)))
+        lab.begin("signs")
+        EXPERIMENTS["signs"](lab)
+        before = set(tmp_path.rglob("*.json"))
+        # Another seed for the gradients; the sweep's one seed is the same.
+        more = Lab(Scale(**{**vars(TINY), "seeds": 3}), 0, cells)
+        more.begin("signs")
+        EXPERIMENTS["signs"](more)
+    assert len(set(tmp_path.rglob("*.json")) - before) == 1
+    assert asked[-1][0] == asked[-1][1]
+
+
+def test_the_best_rate_is_best_for_all_and_never_one_that_diverges():
+    nan = float("nan")
+    sweep = Sweep(
+        {"a": [-3.0, -1.0, nan, *[-9.0] * (len(GRID) - 3)], "b": [-1.0, -2.0, 0.0, *[-9.0] * (len(GRID) - 3)]}
+    )
+    assert sweep.best == GRID[1]
+
+
+def test_iterations_are_counted_to_the_first_crossing():
+    assert _first_below([0, 10, 20, 30], [1.0, 0.5, 0.0, 0.5], 0.25) == 15
+    assert str(_first_below([0, 10], [1.0, 0.5], 0.25)) == "nan"
+    runs = {
+        "exact": [{"bias_true": [-6.0, -7.0, -7.0], "bias_exact": [None, None, None]}],
+        "other": [{"bias_true": [-6.0, -6.5, -7.0], "bias_exact": [None, -9.0, -11.0]}],
+    }
+    curves = Curves([0], [0, 10, 20], {"exact": 1.0, "other": 1.0}, runs)
+    assert Scale.points(250) == [*range(0, 201, 20), 250]
+    assert curves.iterations("other") == [pytest.approx(19.0)]
+    assert curves.mean_bias("other") == [-10.0]
+
+
+def test_a_spread_leaves_out_what_is_missing_and_a_band_shows_the_gap():
+    assert Spread.of([1.0, None, 3.0]) == Spread(2.0, 1.0, 3.0)
+    assert Spread.of([-1.5, -1.5]).text(".1f") == "−1.5 (−1.5 to −1.5)"
+    assert Spread.of([None]).text() == "–"
+    curve = band("a", [1, 2], [[1.0, None], [3.0, 1.0]])
+    assert curve.y[0] == 2.0
+    assert str(curve.y[1]) == "nan"

@@ -1,0 +1,52 @@
+"""What a user can mend is one line on the standard error, before any work."""
+
+import sys
+
+import pytest
+
+from manyclass import cli
+
+
+def run(monkeypatch, *arguments):
+    monkeypatch.setattr(sys, "argv", ["manyclass", *map(str, arguments)])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    return ended.value.code
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--only", "methods,magic"], "`--only` must be of methods, margins,"),
+        (["--quick", "--full"], "`--quick` and `--full` must not both be given"),
+        (["--seed", "-1"], "-1 is not in the range"),
+        (["--jobs", "0"], "0 is not in the range"),
+        (["--jobs", "many"], "'many' is not a valid integer"),
+        (["--slow"], "No such option"),
+    ],
+)
+def test_a_bad_option_is_one_line(monkeypatch, capsys, tmp_path, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    assert run(monkeypatch, "paper", *arguments) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_foreign_folder_is_one_line(monkeypatch, capsys, tmp_path):
+    (tmp_path / "notes.txt").touch()
+    assert run(monkeypatch, "paper", "--out", tmp_path) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("manyclass: `out` must be a new or empty folder")
+    assert error.count("\n") == 1
+
+
+def test_an_unknown_command_is_one_line(monkeypatch, capsys):
+    assert run(monkeypatch, "papier") == 2
+    assert "No such command 'papier'" in capsys.readouterr().err
+
+
+def test_help_is_no_error(monkeypatch, capsys):
+    assert run(monkeypatch, "paper", "--help") == 0
+    assert "--claims" in capsys.readouterr().out
