@@ -16,7 +16,7 @@ from manyclass.lab.paper.curves import Curves, _first_below
 from manyclass.lab.paper.rates import GRID, Sweep
 from manyclass.lab.spread import Spread, band
 
-TINY = Scale(seeds=2, iterations=20, short=10, sweep_seeds=1, draws=40)
+TINY = Scale(seeds=2, iterations=40, short=40, sweep_seeds=1, draws=40)
 CLAIMS = {
     "bernoulli-exponent",
     "cost-fifty-fold",

@@ -131,11 +131,13 @@ class Report:
         for figure in self.figures():
             here: dict[str, int] = {}
             labels = dict.fromkeys(curve.like or curve.label for panel in figure.panels for curve in panel.curves)
-            for label in sorted(labels, key=lambda label: label not in first):
-                free = (number for number in itertools.count() if number not in here.values())
-                kept = first.get(label)
-                here[label] = next(free) if kept is None or kept in here.values() else kept
-                first.setdefault(label, here[label])
+            for label in labels:
+                if label in first and first[label] not in here.values():
+                    here[label] = first[label]
+            for label in labels:
+                if label not in here:
+                    here[label] = next(number for number in itertools.count() if number not in here.values())
+                    first.setdefault(label, here[label])
             found[figure.name] = here
         return found
 

@@ -81,8 +81,8 @@ def run(lab: Lab) -> Findings:
         "Choices",
         [
             f"Every choice below scores {BUDGET} classes for an example, by importance sampling from class "
-            "frequencies, with exact training's rate. “A draw each” is the paper's way: it touches thousands of "
-            "rows a step. “One draw” is shared by the minibatch, and touches about a hundred.",
+            "frequencies, with exact training's rate. “A draw each” is the paper's way: it touches nearly "
+            "every row in a step. “One draw” is shared by the minibatch, and touches about a hundred.",
             Figure(
                 "choices",
                 "Log likelihood and bias for each choice, and the error of log Z̃ against how many of the most frequent "
