@@ -15,6 +15,7 @@ from manyclass.lab.paper import EXPERIMENTS, reproduce
 from manyclass.lab.paper.curves import Curves, _first_below
 from manyclass.lab.paper.rates import GRID, Sweep
 from manyclass.lab.spread import Spread, band
+from tests.browser import CHROMIUM, browse
 
 TINY = Scale(seeds=2, iterations=40, short=40, sweep_seeds=1, draws=40)
 CLAIMS = {
@@ -62,6 +63,12 @@ def test_all_experiments_and_what_they_write(tmp_path):
         header, *rows = (tmp_path / "a" / f"{name}.csv").read_text().splitlines()
         assert {"seed", "manyclass", "torch"} <= set(header.split(","))
         assert rows
+    if CHROMIUM is not None:
+        document, log = browse(first.report, tmp_path / "profile")
+        figures = len(list((tmp_path / "a" / "figures").glob("*.svg")))
+        assert f'data-drawn="{figures}"' in document
+        assert all(f"<td>{name}</td>" in document for name in ids)
+        assert "CONSOLE" not in log, log
     # Again: no cell is computed, and nothing changes.
     files = {path: path.stat().st_mtime_ns for path in (tmp_path / "a" / "cells").rglob("*.json")}
     reproduce(tmp_path / "a", scale=TINY, jobs=2)

@@ -3,15 +3,12 @@
 import json
 import math
 import re
-import shutil
-import subprocess
 
 import pytest
 
 from manyclass.report import Curve, Figure, Panel, Report, Section, Table, write_report
 from manyclass.report.content import finite
-
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
+from tests.browser import CHROMIUM, browse
 
 
 def example():
@@ -100,21 +97,11 @@ def test_what_does_not_fit_is_refused(make, message):
         make()
 
 
-def browse(page, tmp_path, *options):
-    """The page's document after its scripts ran, and what the browser logged."""
-    command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"]
-    command += ["--disable-background-networking", "--disable-component-update", "--disable-sync"]
-    command += [f"--user-data-dir={tmp_path / 'profile'}"]
-    command += ["--enable-logging=stderr", "--virtual-time-budget=20000", *options, "--dump-dom", page.as_uri()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
-    return done.stdout, done.stderr
-
-
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_browser_draws_every_plot_without_an_error(written, tmp_path, scheme):
     options = ["--blink-settings=preferredColorScheme=0"] if scheme == "dark" else []
-    document, log = browse(written.page, tmp_path, *options)
+    document, log = browse(written.page, tmp_path / "profile", *options)
     assert 'data-drawn="2"' in document
     assert document.count('class="main-svg"') >= 6
     assert document.count('aria-pressed="true"') == 4

@@ -8,7 +8,7 @@ from manyclass.diagnostics import diagnose
 from manyclass.heads import ClassHead
 from manyclass.lab.experiment import Findings, Lab
 from manyclass.lab.paper import rates
-from manyclass.lab.paper.curves import train
+from manyclass.lab.paper.curves import MEASURES, train
 from manyclass.lab.problem import BATCH, paper_problem
 from manyclass.lab.softmax_regression import EXACT, Method, follow, head_of, settings
 from manyclass.lab.spread import Spread, band, shown
@@ -85,14 +85,15 @@ def run(lab: Lab) -> Findings:
             "every row in a step. “One draw” is shared by the minibatch, and touches about a hundred.",
             Figure(
                 "choices",
-                "Log likelihood and bias for each choice, and the error of log Z̃ against how many of the most frequent "
-                "classes are explicit.",
-                [
-                    *curves.panels(["log_likelihood", "bias_exact"]),
-                    Panel("T−K explicit, K drawn", "explicit classes", "rms error of log Z̃", split),
-                ],
+                "Log likelihood and bias for each choice; median and quartiles over seeds.",
+                curves.panels(list(MEASURES)),
             ),
             curves.table(),
+            Figure(
+                "choices-split",
+                "The error of log Z̃ against how many of the most frequent classes are explicit.",
+                [Panel("T−K explicit, K drawn", "explicit classes", "rms error of log Z̃", split)],
+            ),
             errors,
             f"Least bias against exact training: {best}. Letting only the minibatch's own classes learn changes the "
             f"mean bias from {shown(learn[0], '.2f')} to {shown(learn[1], '.2f')} where each example has its draw: "

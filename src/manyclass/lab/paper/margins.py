@@ -4,7 +4,7 @@ import math
 
 from manyclass.lab.experiment import Claim, Findings, Lab
 from manyclass.lab.paper import rates
-from manyclass.lab.paper.curves import Curves, train
+from manyclass.lab.paper.curves import MEASURES, Curves, train
 from manyclass.lab.problem import NUM_CLASSES
 from manyclass.lab.softmax_regression import EXACT, Method
 from manyclass.lab.spread import Spread, shown
@@ -38,7 +38,7 @@ def run(lab: Lab) -> Findings:
         )
         curves[num_classes] = found
         rows += found.rows(num_classes=num_classes)
-        panels = found.panels(["log_likelihood", "bias_exact", "bias_true", "bias_fresh"])
+        panels = found.panels(list(MEASURES))
         parts += [
             Figure(
                 f"margins-{num_classes}",
@@ -54,40 +54,28 @@ def run(lab: Lab) -> Findings:
 
 
 def claims(curves: dict[int, Curves]) -> tuple[Claim, ...]:
-    bias = {
-        size: {label: Spread.of(found.mean_bias(label)).median for label in MARGINS} for size, found in curves.items()
-    }
-    best = {size: min(values, key=lambda label: _worst_last(values[label])) for size, values in bias.items()}
+    labels = ("margin 1", SUGGESTED)
+    best, listed, worse, slower = {}, [], {}, {}
+    for size, found in curves.items():
+        bias = {label: Spread.of(found.mean_bias(label)).median for label in MARGINS}
+        best[size] = min(bias, key=lambda label: _last(bias[label]))
+        values = (f"{label.removeprefix('margin ')} {shown(value, '.2f')}" for label, value in bias.items())
+        listed.append(f"C = {size:,}: {', '.join(values)}")
+        one, suggested = (found.mean_bias(label) for label in labels)
+        worse[size] = Spread.of([a - b for a, b in zip(one, suggested, strict=True)])
+        slower[size] = [Spread.of([_last(value) for value in found.iterations(label)]) for label in labels]
     suggested_best = all(label == SUGGESTED for label in best.values())
-    listed = "; ".join(
-        f"C = {size:,}: "
-        + ", ".join(f"{label.removeprefix('margin ')} {shown(value, '.2f')}" for label, value in values.items())
-        for size, values in bias.items()
-    )
-    worse = {
-        size: Spread.of(
-            [
-                one - suggested
-                for one, suggested in zip(*(found.mean_bias(m) for m in ("margin 1", SUGGESTED)), strict=True)
-            ]
-        )
-        for size, found in curves.items()
-    }
-    slower = {
-        size: " against ".join(Spread.of(found.iterations(label)).text(".0f") for label in ("margin 1", SUGGESTED))
-        for size, found in curves.items()
-    }
     return (
         Claim(
             "margin-log-c-minus-1",
             "Among margins, log(C−1) tracks exact training most closely and has the lowest bias.",
-            f"median of the mean bias against exact training, {listed}",
+            f"median of the mean bias against exact training, {'; '.join(listed)}",
             suggested_best,
             ""
             if suggested_best
             else f"{', '.join(sorted(set(best.values())))} is lowest. log(C−1) makes ranking the likelihood with one "
-            "negative class; with 20, whose losses are averaged and not summed within the logarithm, a larger margin "
-            "comes nearer to the log of their sum.",
+            "negative class, and 20 of them are averaged: the mean of the logarithms lies below the logarithm of the "
+            "mean, for which a larger margin makes up.",
         ),
         Claim(
             "margin-one-worse",
@@ -95,11 +83,16 @@ def claims(curves: dict[int, Curves]) -> tuple[Claim, ...]:
             "its mean bias above that of log(C−1), seed by seed: "
             + "; ".join(f"C = {size:,}: {spread.text('.2f')}" for size, spread in worse.items())
             + "; iterations to exact's bias "
-            + "; ".join(f"C = {size:,}: {text}" for size, text in slower.items()),
-            all(spread.low > 0 for spread in worse.values()),
+            + "; ".join(
+                f"C = {size:,}: {' against '.join(spread.text('.0f').replace('inf', 'never') for spread in spreads)}"
+                for size, spreads in slower.items()
+            ),
+            all(spread.low > 0 for spread in worse.values())
+            and all(one.median > suggested.median for one, suggested in slower.values()),
         ),
     )
 
 
-def _worst_last(value: float) -> float:
+def _last(value: float) -> float:
+    """What never came, or diverged, comes last."""
     return math.inf if math.isnan(value) else value

@@ -58,7 +58,7 @@ def run(lab: Lab) -> Findings:
             Figure(
                 "methods-left-out",
                 "What the paper left out as too poor, beside exact training and importance sampling.",
-                curves.panels(["log_likelihood", "bias_exact", "bias_true"], ["exact", "importance", *POOR]),
+                curves.panels(list(MEASURES), ["exact", "importance", *POOR]),
             ),
             "Rates come from a grid of factors of 2, by the exact log likelihood at the last step: "
             f"{normalisation.best:g} for exact training and the approximations of the normaliser together, and one "

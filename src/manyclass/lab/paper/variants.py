@@ -11,7 +11,7 @@ from manyclass.heads import ClassHead
 from manyclass.lab.experiment import Claim, Findings, Lab
 from manyclass.lab.objectives import TaylorInverse
 from manyclass.lab.paper import rates
-from manyclass.lab.paper.curves import train
+from manyclass.lab.paper.curves import MEASURES, train
 from manyclass.lab.problem import BATCH, K, paper_problem
 from manyclass.lab.softmax_regression import EXACT, Head, Method, follow, head_of
 from manyclass.lab.spread import Spread, band
@@ -69,7 +69,7 @@ def run(lab: Lab) -> Findings:
             Figure(
                 "variants",
                 "Median and quartiles over seeds.",
-                curves.panels(["log_likelihood", "bias_exact", "bias_true"]),
+                curves.panels(list(MEASURES)),
             ),
             curves.table(),
             "Plain importance sampling leaves the target to chance: where Z̃ misses it, the plug-in γ(target) = 1 − "
