@@ -16,7 +16,7 @@ from manyclass.objectives import (
     PlainImportance,
     SubsetSoftmax,
 )
-from manyclass.samplers import Bernoulli, Exhaustive, Importance, Sampler, Systematic, WithExplicit
+from manyclass.samplers import Bernoulli, Clustered, Exhaustive, Importance, Sampler, Systematic, WithExplicit
 
 # From positive weights, k and a group size.
 DRAWING: dict[str, Callable[[Tensor, int, int | None], Sampler]] = {
@@ -37,6 +37,7 @@ SAMPLERS: dict[str, Callable[[Tensor, int, int | None], Sampler]] = {
     "minibatch and fixed set explicit": lambda w, k, g: WithExplicit(
         WithExplicit(Importance(w, k, group_size=g), torch.tensor([1])), "batch"
     ),
+    "clustered": lambda w, k, g: Clustered(w, k, group_size=g or 4),
     "set alone": lambda w, k, g: WithExplicit(None, torch.arange(k), num_classes=len(w)),
 }
 

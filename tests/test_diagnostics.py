@@ -40,7 +40,7 @@ def test_it_agrees_with_the_full_matrices(name, similarity):
     head, hidden, target = setting(sampler, similarity=similarity)
     report = diagnose(head, hidden, target, draws=1, generator=torch.Generator().manual_seed(1))
     seed = torch.Generator().manual_seed(1)
-    candidates = sampler(target, exclude=target.unsqueeze(1), generator=seed)
+    candidates = sampler(target, hidden=hidden, exclude=target.unsqueeze(1), generator=seed)
     x, w = hidden, head.weight.detach().clone().requires_grad_()
     if similarity == "cosine":
         logits = head.scale * F.normalize(x, dim=1) @ F.normalize(w, dim=1).T + head.bias.detach()

@@ -101,7 +101,8 @@ def test_a_draw_is_scored_as_the_full_matrix_would_be(name, group_size, sparse, 
     sampler = SAMPLERS[name](torch.rand(C) + 0.1, 5, group_size)
     head = make_head(sampler=sampler, sparse=sparse, similarity=similarity, scale=3.0)
     hidden, target = data()
-    candidates = sampler(target, exclude=target.unsqueeze(1), generator=torch.Generator().manual_seed(4))
+    exclude, generator = target.unsqueeze(1), torch.Generator().manual_seed(4)
+    candidates = sampler(target, hidden=hidden, exclude=exclude, generator=generator)
     x, w = hidden, head.weight
     if similarity == "cosine":
         x, w = 3.0 * F.normalize(hidden, dim=1), F.normalize(head.weight, dim=1)

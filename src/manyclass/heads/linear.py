@@ -20,7 +20,7 @@ from manyclass.heads._rows import RowLookup, observed
 from manyclass.heads._sampled import approximate_log_likelihood, sampled_loss
 from manyclass.kernels import exclude_hits, linear_scores
 from manyclass.objectives import Likelihood, Objective
-from manyclass.samplers import Exhaustive, Sampler, Systematic
+from manyclass.samplers import Exhaustive, FollowingSampler, Sampler, Systematic
 
 DEFAULT_K = 1024
 
@@ -97,7 +97,7 @@ class ClassHead(nn.Module):
             sampler = _default_sampler(num_classes, counts)
         if sampler.num_classes != num_classes:
             raise ValueError(f"`sampler` must draw from {num_classes} classes, got {sampler.num_classes}")
-        self.sampler = sampler.to(weight.device)
+        self._take_sampler(sampler)
         self.objective = Likelihood() if objective is None else objective
         self._rows = RowLookup(self.weight, sparse=sparse)
         self._biases = None if self.bias is None else RowLookup(self.bias, sparse=sparse)
@@ -293,8 +293,6 @@ class ClassHead(nn.Module):
             self.sampler.resize(num_classes)
         elif sampler.num_classes != num_classes:
             raise ValueError(f"`sampler` must draw from {num_classes} classes, got {sampler.num_classes}")
-        else:
-            self.sampler = sampler.to(self.weight.device)
         old = self.num_classes
         added = max(0, num_classes - old)
         resize_rows(self.weight, _initial_rows(added, self.dim), num_classes)
@@ -302,9 +300,16 @@ class ClassHead(nn.Module):
             resize_rows(self.bias, self.bias.data.min().expand(added), num_classes)
         for embedding in self._tied:
             embedding.num_embeddings = num_classes
+        # One that follows the class vectors must see as many as it has classes.
+        self._take_sampler(self.sampler if sampler is None else sampler)
         if optimizer is not None:
             for parameter in self.parameters(recurse=False):
                 resize_state(optimizer, parameter, old)
+
+    def _take_sampler(self, sampler: Sampler) -> None:
+        self.sampler = sampler.to(self.weight.device)
+        if isinstance(sampler, FollowingSampler):
+            sampler.follow(self.weight)
 
     def candidate_scores(self, hidden: Tensor, target: Tensor, candidates: Candidates) -> tuple[Tensor, Tensor]:
         """Scores of the targets [B] and of the candidates [B, ΣK], -inf where excluded."""

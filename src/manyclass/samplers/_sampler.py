@@ -78,6 +78,15 @@ class TableSampler(Sampler, Protocol):
         ...
 
 
+@runtime_checkable
+class FollowingSampler(Sampler, Protocol):
+    """A sampler that looks at class vectors: a head shows it its own."""
+
+    def follow(self, vectors: Tensor) -> None:
+        """Draw with regard to these vectors [C, D], as they will be at each draw."""
+        ...
+
+
 def check_call(sampler: Sampler, target: Tensor, exclude: Tensor | None) -> tuple[Tensor, Tensor]:
     """Targets as int64 [B] and exclusions as int64 [B, E], checked."""
     num_classes, device = sampler.num_classes, sampler.device

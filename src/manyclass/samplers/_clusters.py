@@ -1,0 +1,121 @@
+"""Clusters of class vectors, and classes on a line on which each cluster is 1 long."""
+
+import torch
+from torch import Tensor, nn
+
+from manyclass._derived import follow_loaded_state
+
+_SAMPLE = 64  # rows a centroid is learnt from, on average
+_ROUNDS = 8
+_CHUNK = 1 << 16
+
+
+class Clusters(nn.Module):
+    """J clusters of C classes: centroids [J, D], and the classes cluster by cluster on a line of length J.
+
+    A class owns the part of its cluster's unit that is its share of the cluster's weight. Clusters are numbered along
+    the direction in which centroids differ most, so that neighbours are alike.
+
+    Args:
+        weight: float64 [C], above 0.
+        number: J.
+    """
+
+    _centroid_bits: Tensor
+    _label: Tensor
+    _place: Tensor
+    _sorted: Tensor
+    _cumulative_bits: Tensor
+    _mass_bits: Tensor
+
+    def __init__(self, weight: Tensor, number: int) -> None:
+        super().__init__()
+        self.number = number
+        # As integers the bits of floats are safe from `.half()` and `.to(dtype)`, which convert every floating buffer.
+        self.register_buffer("_centroid_bits", torch.empty(number, 0, dtype=torch.int32))
+        for name in ("_label", "_place", "_sorted", "_cumulative_bits", "_mass_bits"):
+            self.register_buffer(name, torch.empty(0, dtype=torch.int64))
+        follow_loaded_state(self)
+        # Until there are vectors to learn from, any clusters will do.
+        label = torch.arange(len(weight), device=weight.device) * number // len(weight)
+        self._arrange(label, weight)
+
+    def derive(self) -> None:
+        """Nothing follows from what was loaded but what was loaded."""
+
+    @property
+    def centroids(self) -> Tensor:
+        """float32 [J, D]; D is 0 until there were vectors to learn from."""
+        return self._centroid_bits.view(torch.float32)
+
+    @property
+    def mass(self) -> Tensor:
+        """float64 [J]: the weight of each cluster."""
+        return self._mass_bits.view(torch.float64)
+
+    @torch.no_grad()
+    def learn(self, vectors: Tensor, weight: Tensor) -> None:
+        """Cluster class vectors [C, D] anew, from where the centroids are; `weight` as at first."""
+        vectors = vectors.detach()
+        classes, dim = vectors.shape
+        # Always the same ones: a draw follows from the generator it is given and from nothing else that is random.
+        chosen = torch.randint(classes, (_SAMPLE * self.number,), generator=torch.Generator().manual_seed(0))
+        rows = vectors[chosen.to(vectors.device)].float()
+        fresh = self.centroids.shape[1] != dim
+        centroids = rows[: self.number].clone() if fresh else self.centroids
+        for turn in range(_ROUNDS if fresh else 2):
+            label = _nearest(rows, centroids)
+            total = torch.zeros_like(centroids).index_add_(0, label, rows)
+            count = torch.bincount(label, minlength=self.number).unsqueeze(1)
+            # A cluster that nobody is in begins anew at some row.
+            elsewhere = rows.roll(-(turn + 1) * self.number, 0)[: self.number]
+            centroids = torch.where(count > 0, total / count.clamp(min=1), elsewhere)
+        centred = centroids - centroids.mean(0)
+        direction = torch.linalg.eigh(centred.T @ centred).eigenvectors[:, -1]
+        centroids = centroids[(centred @ direction).argsort()]
+        label = torch.cat([_nearest(part.float(), centroids) for part in vectors.split(_CHUNK)])
+        self._centroid_bits = centroids.contiguous().view(torch.int32)
+        self._arrange(label, weight)
+
+    def _arrange(self, label: Tensor, weight: Tensor) -> None:
+        order = label.argsort(stable=True)
+        label, weight = label[order], weight[order]
+        mass = torch.zeros(self.number, dtype=torch.float64, device=weight.device).index_add_(0, label, weight)
+        # The cumulative sum within each cluster, divided by its last entry: a cluster ends exactly at its number.
+        total = weight.cumsum(0)
+        last = torch.searchsorted(label, torch.arange(self.number, device=label.device), right=True)
+        ends = torch.cat([total.new_zeros(1), total])[last]
+        start = torch.cat([ends.new_zeros(1), ends[:-1]])
+        span = (ends - start).clamp(min=torch.finfo(torch.float64).tiny)
+        cumulative = label + ((total - start[label]) / span[label]).clamp_(max=1.0)
+        self._label, self._sorted = torch.empty_like(label), order
+        self._label[order] = label
+        self._place = torch.empty_like(order)
+        self._place[order] = torch.arange(len(order), device=order.device)
+        self._cumulative_bits = torch.cat([cumulative.new_zeros(1), cumulative]).view(torch.int64)
+        self._mass_bits = mass.view(torch.int64)
+
+    def locate(self, position: Tensor) -> tuple[Tensor, Tensor]:
+        """Ids and shares of the classes at positions on the line, float64 of any shape in [0, J)."""
+        cumulative = self._cumulative_bits.view(torch.float64)
+        place = torch.searchsorted(cumulative, position.contiguous(), right=True).sub_(1)
+        place = place.clamp_(0, len(cumulative) - 2)
+        return self._sorted[place], self._share(place)
+
+    def share(self, ids: Tensor) -> Tensor:
+        """What part of its cluster's weight each class has."""
+        return self._share(self._place[ids])
+
+    def label(self, ids: Tensor) -> Tensor:
+        """The clusters of classes."""
+        return self._label[ids]
+
+    def _share(self, place: Tensor) -> Tensor:
+        cumulative = self._cumulative_bits.view(torch.float64)
+        # A cluster's first class begins at the cluster's number, where the one before it ends.
+        return cumulative[place + 1] - torch.maximum(cumulative[place], cumulative[place + 1].ceil() - 1)
+
+
+def _nearest(rows: Tensor, centroids: Tensor) -> Tensor:
+    """The centroid at the least distance of each row."""
+    return (rows @ centroids.T - centroids.square().sum(1) / 2).argmax(1)

@@ -1,0 +1,160 @@
+"""Clusters change what a draw costs in variance, never what it estimates."""
+
+import copy
+
+import pytest
+import torch
+
+from manyclass import ClassCounts, ClassHead, diagnose
+from manyclass.samplers import Clustered, Importance
+from manyclass.samplers._clusters import Clusters
+
+C, D = 40, 6
+
+
+def model(seed=0, scale=1.0):
+    generator = torch.Generator().manual_seed(seed)
+    centres = 3 * torch.randn(5, D, generator=generator)
+    vectors = centres[torch.arange(C) % 5] + 0.3 * torch.randn(C, D, generator=generator)
+    weights = torch.rand(C, generator=generator, dtype=torch.float64) + 0.05
+    return scale * vectors, weights, torch.randn(9, D, generator=generator)
+
+
+def estimates(sampler, hidden, target, g, draws):
+    """Σ κ g over the slots not excluded [draws, B]; every call draws for each group anew."""
+    generator, found = torch.Generator().manual_seed(1), []
+    for _ in range(draws):
+        candidates = sampler(target, hidden=hidden, exclude=target.unsqueeze(1), generator=generator)
+        kappa = candidates.log_kappa().exp().masked_fill(candidates.empty(), 0.0)
+        found.append((kappa * g[candidates.ids()]).sum(1))
+    return torch.stack(found)
+
+
+def check_promise(sampler, hidden, draws=4000):
+    g = torch.randn(C, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    target = torch.arange(len(hidden))
+    found = estimates(sampler, hidden, target, g, draws)
+    expected = g.sum() - g[target]
+    error = (found.mean(0) - expected).abs()
+    assert (error <= 4.5 * found.std(0) / draws**0.5 + 1e-9).all()
+
+
+@pytest.mark.parametrize("explicit", [0, 3])
+@pytest.mark.parametrize("group_size", [1, 2, 4, 16])
+def test_the_promise_holds_for_every_grouping(explicit, group_size):
+    vectors, weights, hidden = model()
+    sampler = Clustered(weights, 12, explicit=explicit, group_size=group_size, clusters=5)
+    sampler.follow(vectors)
+    check_promise(sampler, hidden)
+
+
+def test_the_promise_holds_when_clusters_are_stale():
+    vectors, weights, hidden = model()
+    sampler = Clustered(weights, 12, group_size=4, clusters=5, every=10**6)
+    vectors = vectors.clone()
+    sampler.follow(vectors)
+    sampler(torch.arange(9), hidden=hidden)
+    vectors.copy_(model(seed=5)[0])
+    check_promise(sampler, hidden)
+
+
+def test_the_promise_holds_with_clusters_that_are_empty():
+    vectors, weights, hidden = model()
+    vectors[:] = vectors[0]
+    sampler = Clustered(weights, 8, group_size=4, clusters=7)
+    sampler.follow(vectors)
+    check_promise(sampler, hidden)
+
+
+def test_targets_know_how_often_they_are_drawn():
+    vectors, weights, hidden = model()
+    sampler = Clustered(weights, 12, explicit=2, group_size=4, clusters=5)
+    sampler.follow(vectors)
+    target, generator = torch.arange(9), torch.Generator().manual_seed(0)
+    count, expected, draws = torch.zeros(9, dtype=torch.float64), None, 4000
+    for _ in range(draws):
+        candidates = sampler(target, hidden=hidden, generator=generator)
+        count += (candidates.ids() == target.unsqueeze(1)).sum(1)
+        expected = (-candidates.target_log_kappa()).exp()
+    assert torch.allclose(count / draws, expected, atol=0.05)
+
+
+def test_the_error_falls_where_examples_look_at_different_clusters():
+    vectors, weights, _ = model()
+    hidden = vectors[torch.arange(64) % C] / 3 + 0.1 * torch.randn(64, D, generator=torch.Generator().manual_seed(3))
+    target = torch.arange(64) % C
+    errors = {}
+    for name, sampler in {
+        "importance": Importance(weights, 12),
+        "clustered": Clustered(weights, 12, group_size=8, clusters=5),
+    }.items():
+        head = ClassHead(D, C, sampler=sampler, bias=False)
+        with torch.no_grad():
+            head.weight.copy_(vectors)
+        found = diagnose(head, hidden, target, generator=torch.Generator().manual_seed(0))
+        errors[name] = found.rmse_log_z
+    assert errors["clustered"] < 0.5 * errors["importance"]
+
+
+def test_a_head_shows_its_vectors_and_trains():
+    _, weights, hidden = model()
+    head = ClassHead(D, C, sampler=Clustered(ClassCounts(weights), 12, group_size=4, clusters=5, every=3))
+    optimizer = torch.optim.Adagrad(head.parameters(), lr=0.5)
+    target = torch.arange(9)
+    before = head.exact_loss(hidden, target).item()
+    for _ in range(30):
+        optimizer.zero_grad()
+        head(hidden, target).backward()
+        optimizer.step()
+    assert head.exact_loss(hidden, target).item() < 0.2 * before
+    # A copy follows its own vectors, and a head that grows follows all of them.
+    twin = copy.deepcopy(head)
+    assert twin.sampler._vectors[0] is twin.weight
+    head.resize(C + 7)
+    assert head.sampler.num_classes == C + 7
+    assert head(hidden, target).isfinite()
+
+
+def test_state_is_loaded_with_its_clusters():
+    vectors, weights, hidden = model()
+    one, other = (Clustered(weights, 12, group_size=4, clusters=5, every=10**6) for _ in range(2))
+    one.follow(vectors)
+    one(torch.arange(9), hidden=hidden)
+    other.load_state_dict(one.state_dict())
+    assert torch.equal(other.clusters.centroids, one.clusters.centroids)
+    assert torch.equal(other.clusters.share(torch.arange(C)), one.clusters.share(torch.arange(C)))
+
+
+def test_shares_of_a_cluster_sum_to_one_and_every_position_has_its_class():
+    vectors, weights, _ = model()
+    clusters = Clusters(weights, 5)
+    clusters.learn(vectors, weights)
+    ids = torch.arange(C)
+    label, share = clusters.label(ids), clusters.share(ids)
+    totals = torch.zeros(5, dtype=torch.float64).index_add_(0, label, share)
+    assert torch.allclose(totals, (clusters.mass > 0).double())
+    assert torch.allclose(share, weights / clusters.mass[label])
+    position = torch.linspace(0, 4.999, 500, dtype=torch.float64)
+    position = position[clusters.mass[position.long()] > 0]
+    found, found_share = clusters.locate(position)
+    assert torch.equal(clusters.label(found), position.long())
+    assert torch.allclose(found_share, clusters.share(found))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Clustered(torch.ones(5), 6), r"`k` must be in \[1, 5\], got 6"),
+        (lambda: Clustered(torch.ones(5), 3, explicit=3), r"`explicit` must be in \[0, 2\], got 3"),
+        (lambda: Clustered(torch.ones(5), 3, mix=0.0), r"`mix` must be finite and above 0, got 0.0"),
+        (lambda: Clustered(torch.ones(5), 3, group_size=0), r"`group_size` must be at least 1, got 0"),
+        (lambda: Clustered(torch.ones(5), 3).follow(torch.ones(4, 2)), r"`vectors` must have shape \[5, D\]"),
+        (
+            lambda: Clustered(torch.tensor([1.0, 0.0, 1.0]), 2, explicit=0)(torch.tensor([0])),
+            r"`weights` must be above 0 for every class that is not explicit, got 0 at position 1",
+        ),
+    ],
+)
+def test_bad_arguments_are_named(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
