@@ -11,7 +11,7 @@ from torch import nn
 from manyclass import Block, Candidates, ClassCounts, ClassHead
 from manyclass.heads import _exact
 from manyclass.objectives import BlackOut, Likelihood, LogisticRanking, NoiseContrastive
-from manyclass.samplers import Bernoulli, Exhaustive, Importance, Systematic, WithExplicit
+from manyclass.samplers import Bernoulli, Exhaustive, Importance, Learned, Systematic, WithExplicit
 from tests.tables import OBJECTIVES, SAMPLERS
 
 C, D, B = 23, 6, 10
@@ -289,7 +289,7 @@ def test_log_z_of_each_example_reaches_noise_contrastive():
 def test_with_only_counts_the_head_chooses():
     counts = torch.arange(3000)
     head = ClassHead(D, 3000, counts=counts)
-    assert isinstance(head.sampler, Systematic)
+    assert isinstance(head.sampler, Learned)
     assert isinstance(head.objective, Likelihood)
     same(head.bias.detach(), ClassCounts(counts).frequency().log().float())
     assert isinstance(ClassHead(D, 10).sampler, Exhaustive)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from manyclass.candidates import Candidates
 from manyclass.heads._batch import Batch
-from manyclass.heads._sampled import SampledHead, candidate_loss
+from manyclass.heads._sampled import SampledHead, candidate_loss, observer
 from manyclass.kernels import Form, closed_form_loss, has_closed_form, log_sum_exp, pair_sum
 from manyclass.objectives import LogSumExp, Objective
 
@@ -46,6 +46,7 @@ def closed_form(head: LinearHead, batch: Batch, candidates: Candidates) -> Tenso
         form=form,
         sparse=head.sparse,
         reference=lambda hidden: candidate_loss(head, replace(batch, hidden=hidden), candidates),
+        observe=observer(head, candidates),
     )
 
 

@@ -20,7 +20,7 @@ from manyclass.heads._rows import RowLookup, observed
 from manyclass.heads._sampled import approximate_log_likelihood, sampled_loss
 from manyclass.kernels import exclude_hits, linear_scores
 from manyclass.objectives import Likelihood, Objective
-from manyclass.samplers import Exhaustive, FollowingSampler, Sampler, Systematic
+from manyclass.samplers import Exhaustive, FollowingSampler, Learned, Sampler, Systematic
 
 DEFAULT_K = 1024
 
@@ -32,8 +32,8 @@ class ClassHead(nn.Module):
         dim: D, the length of `hidden`.
         num_classes: C.
         counts: how often each class occurs. The bias starts at the log frequency, and the default sampler uses it.
-        sampler: which classes a step scores. Default: `Systematic` over the counts with k = 1024; every class where
-            there are no more than that; uniform weights where there are no counts.
+        sampler: which classes a step scores. Default: `Learned` from the counts with k = 1024; every class where
+            there are no more than that; `Systematic` with uniform weights where there are no counts.
         objective: what is maximised. Default: `Likelihood`.
         bias: whether classes have a bias.
         similarity: "dot", or "cosine": s(c) = scale · cos(w_c, hidden) + b_c.
@@ -399,7 +399,9 @@ def _initial_rows(
     return torch.empty(rows, dim, device=device, dtype=dtype).uniform_(-bound, bound)
 
 
-def _default_sampler(num_classes: int, counts: ClassCounts | None) -> Exhaustive | Systematic:
+def _default_sampler(num_classes: int, counts: ClassCounts | None) -> Sampler:
     if num_classes <= DEFAULT_K:
         return Exhaustive(num_classes)
-    return Systematic(torch.ones(num_classes) if counts is None else counts, DEFAULT_K)
+    if counts is None:
+        return Systematic(torch.ones(num_classes), DEFAULT_K)
+    return Learned(counts, DEFAULT_K)

@@ -22,6 +22,7 @@ _DTYPES = (torch.float32, torch.float64)
 # From inner products [B, K], which become ∂loss/∂s in place, to losses [B] and ∂loss/∂s(target) [B].
 Form = Callable[[Tensor, native.Draw], tuple[Tensor, Tensor]]
 Reference = Callable[[Tensor], Tensor]
+Observe = Callable[[Tensor], None]
 
 
 def log_sum_exp(*, target: bool, kappa: bool) -> Form:
@@ -64,6 +65,7 @@ def closed_form_loss(
     form: Form,
     sparse: bool,
     reference: Reference,
+    observe: Observe | None = None,
 ) -> Tensor:
     """Losses [B] of the form.
 
@@ -75,9 +77,10 @@ def closed_form_loss(
         form: `log_sum_exp(…)` or `pair_sum(…)`.
         sparse: whether the gradients of weight and bias are row-sparse.
         reference: the same losses of hidden, eagerly, by autograd; for gradients of gradients.
+        observe: is told of ∂loss/∂s [B, K], and must not keep it.
     """
     loss: Tensor = _Loss.apply(  # type: ignore[no-untyped-call]
-        hidden, weight, bias, target, candidates, form, sparse, reference
+        hidden, weight, bias, target, candidates, form, sparse, reference, observe
     )
     return loss
 
@@ -94,6 +97,7 @@ class _Loss(torch.autograd.Function):
         form: Form,
         sparse: bool,
         reference: Reference,
+        observe: Observe | None,
     ) -> Tensor:
         block, batch = candidates.blocks[0], hidden.shape[0]
         ids = torch.cat([target, block.ids[0]])
@@ -109,6 +113,8 @@ class _Loss(torch.autograd.Function):
             candidates.excluded.contiguous(),
         )
         loss, target_gradient = form(gradient, draw)
+        if observe is not None:
+            observe(gradient)
         ctx.save_for_backward(hidden, weight, bias, ids, rows, gradient, target_gradient)
         ctx.sparse, ctx.reference = sparse, reference
         return loss
@@ -118,7 +124,7 @@ class _Loss(torch.autograd.Function):
         hidden, weight, bias, ids, rows, gradient, target_gradient = ctx.saved_tensors
         wanted = ctx.needs_input_grad[:3]
         if torch.is_grad_enabled():
-            return *_differentiable(ctx.reference, grad, (hidden, weight, bias), wanted), *[None] * 5
+            return *_differentiable(ctx.reference, grad, (hidden, weight, bias), wanted), *[None] * 6
         batch, grad, hidden = hidden.shape[0], grad.contiguous(), hidden.contiguous()
         grad_hidden = gradient @ rows[batch:] if wanted[0] else None
         values, weighed = (torch.empty_like(rows), torch.empty_like(hidden)) if wanted[1] else (None, None)
@@ -140,7 +146,7 @@ class _Loss(torch.autograd.Function):
             torch.mm(gradient.T, weighed, out=values[batch:])
         grad_weight = None if values is None else _of_rows(ids, values, weight, ctx.sparse)
         grad_bias = None if bias_values is None else _of_rows(ids, bias_values, bias, ctx.sparse)
-        return grad_hidden, grad_weight, grad_bias, *[None] * 5
+        return grad_hidden, grad_weight, grad_bias, *[None] * 6
 
 
 def _of_rows(ids: Tensor, values: Tensor, table: Tensor, sparse: bool) -> Tensor:

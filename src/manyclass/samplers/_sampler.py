@@ -87,6 +87,15 @@ class FollowingSampler(Sampler, Protocol):
         ...
 
 
+@runtime_checkable
+class LearningSampler(Sampler, Protocol):
+    """A sampler that learns from what its draws carried; all of a batch share them."""
+
+    def observe(self, candidates: Candidates, p: Tensor) -> None:
+        """Told after a training step's draw: p [K] is the root of the mean over the batch of (u/Z̃)² of each slot."""
+        ...
+
+
 def check_call(sampler: Sampler, target: Tensor, exclude: Tensor | None) -> tuple[Tensor, Tensor]:
     """Targets as int64 [B] and exclusions as int64 [B, E], checked."""
     num_classes, device = sampler.num_classes, sampler.device

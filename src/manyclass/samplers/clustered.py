@@ -29,9 +29,9 @@ class Clustered(nn.Module):
     Args:
         weights: C positive numbers or ClassCounts.
         k: classes scored for an example beside its target, the explicit ones included; at most C.
-        explicit: how many of the heaviest classes every example sums. Default: a quarter of k.
+        explicit: how many of the heaviest classes every example sums. Default: an eighth of k.
         group_size: how many similar examples share a draw.
-        clusters: their number. Default: √C.
+        clusters: their number. Default: 4√C, and at most a quarter of C.
         mix: how much of the weights alone is in the proposal.
         every: draws for training between two clusterings. Default: 500, or C/64 where that is more.
 
@@ -67,7 +67,7 @@ class Clustered(nn.Module):
         self.k = _check.whole("k", k, 1, classes)
         self.group_size = _check.whole("group_size", group_size, 1)
         self.mix = _check.number("mix", mix, low=0, strict=True)
-        self._num_explicit = k // 4 if explicit is None else _check.whole("explicit", explicit, 0, k - 1)
+        self._num_explicit = k // 8 if explicit is None else _check.whole("explicit", explicit, 0, k - 1)
         self._num_clusters = None if clusters is None else _check.whole("clusters", clusters, 1, classes)
         self._every = None if every is None else _check.whole("every", every, 1)
         self._vectors: tuple[Tensor, ...] = ()
@@ -84,7 +84,7 @@ class Clustered(nn.Module):
             raise ValueError(
                 f"`explicit` must leave a class to draw, got {self._num_explicit} of {len(weight)} classes"
             )
-        number = self._num_clusters or max(1, math.isqrt(len(weight)))
+        number = self._num_clusters or max(1, min(4 * math.isqrt(len(weight)), len(weight) // 4))
         self.clusters = Clusters(weight, number)
 
     def follow(self, vectors: Tensor) -> None:
@@ -182,6 +182,13 @@ class Clustered(nn.Module):
         self._set_up()
         self.to(device)
         self._draws = 0
+
+    def get_extra_state(self) -> Tensor:
+        """How many draws there were: when classes are next clustered follows from it."""
+        return torch.tensor(self._draws)
+
+    def set_extra_state(self, state: Tensor) -> None:
+        self._draws = int(state)
 
     def extra_repr(self) -> str:
         return f"k={self.k}, explicit={self._num_explicit}, group_size={self.group_size}, mix={self.mix:g}"

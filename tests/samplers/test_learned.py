@@ -1,0 +1,128 @@
+"""What a sampler learns lowers its error, and never changes what it estimates."""
+
+import copy
+
+import pytest
+import torch
+
+from manyclass import ClassCounts, ClassHead, diagnose
+from manyclass.heads import linear
+from manyclass.objectives import LogisticRanking
+from manyclass.samplers import Learned, Systematic
+
+C, D, B = 60, 5, 32
+
+
+def setting(sampler, seed=0, **options):
+    torch.manual_seed(seed)
+    head = ClassHead(D, C, sampler=sampler, **options).double()
+    with torch.no_grad():
+        head.weight.copy_(1.5 * torch.randn(C, D))
+    return head, torch.randn(B, D, dtype=torch.float64), torch.randint(C, (B,))
+
+
+def mean_square(head, hidden, target):
+    """The mean square of each class's probability over the examples, 0 in those it is the target of."""
+    with torch.no_grad():
+        p = head.log_prob(hidden, torch.arange(C)).exp()
+    return p.scatter(1, target.unsqueeze(1), 0.0).square().mean(0)
+
+
+def teach(head, hidden, target, steps):
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(steps):
+        head(hidden, target, generator=generator)
+
+
+def test_the_estimate_is_the_models_mean_square():
+    head, hidden, target = setting(Learned(torch.ones(C), 30, forget=0.02, every=20))
+    teach(head, hidden, target, 1500)
+    expected = mean_square(head, hidden, target)
+    # Z̃ is noisy, and 1/Z̃ a little biased.
+    torch.testing.assert_close(head.sampler.estimate.sqrt(), expected.sqrt(), rtol=0.25, atol=5e-3)
+
+
+@pytest.mark.parametrize("taught", [0, 200])
+def test_the_promise_holds_before_and_after(taught):
+    head, hidden, target = setting(Learned(torch.rand(C) + 0.1, 15, every=20))
+    teach(head, hidden, target, taught)
+    g = torch.randn(C, dtype=torch.float64)
+    found, generator = [], torch.Generator().manual_seed(2)
+    for _ in range(4000):
+        candidates = head.sampler(target, exclude=target.unsqueeze(1), generator=generator)
+        kappa = candidates.log_kappa().exp().masked_fill(candidates.empty(), 0.0)
+        found.append((kappa * g[candidates.ids()]).sum(1))
+    found = torch.stack(found)
+    error = (found.mean(0) - (g.sum() - g[target])).abs()
+    assert (error <= 4.5 * found.std(0) / len(found) ** 0.5 + 1e-9).all()
+
+
+def test_the_error_falls_below_that_of_frequencies():
+    learned, hidden, target = setting(Learned(torch.ones(C), 15, every=20))
+    teach(learned, hidden, target, 400)
+    plain, _, _ = setting(Systematic(torch.ones(C), 15))
+    errors = [
+        diagnose(head, hidden, target, draws=200, generator=torch.Generator().manual_seed(0)).rmse_log_z
+        for head in (learned, plain)
+    ]
+    assert errors[0] < 0.6 * errors[1]
+
+
+def test_the_closed_form_and_autograd_teach_the_same(kernels, monkeypatch):
+    head, hidden, target = setting(Learned(torch.ones(C), 20, every=3))
+    other = copy.deepcopy(head)
+    teach(head, hidden, target, 10)
+    monkeypatch.setattr(linear, "closed_form", lambda *arguments: None)
+    teach(other, hidden, target, 10)
+    torch.testing.assert_close(head.sampler.estimate, other.sampler.estimate, rtol=1e-9, atol=1e-12)
+    assert not torch.allclose(head.sampler.estimate, torch.full_like(head.sampler.estimate, 1 / C**2))
+
+
+def test_only_training_teaches():
+    head, hidden, target = setting(Learned(torch.ones(C), 20))
+    before = head.sampler.estimate.clone()
+    with torch.no_grad():
+        head(hidden, target)
+    diagnose(head, hidden, target)
+    head.eval()
+    head(hidden, target)
+    assert torch.equal(head.sampler.estimate, before)
+    ranking, hidden, target = setting(Learned(torch.ones(C), 20), objective=LogisticRanking())
+    ranking(hidden, target)
+    assert torch.equal(ranking.sampler.estimate, before)
+
+
+def test_what_was_learnt_is_saved_and_loaded():
+    head, hidden, target = setting(Learned(torch.ones(C), 20, every=5))
+    teach(head, hidden, target, 33)
+    other, _, _ = setting(Learned(torch.ones(C), 20, every=5), seed=9)
+    other.load_state_dict(head.state_dict())
+    losses = [h(hidden, target, generator=torch.Generator().manual_seed(4)).item() for h in (head, other)]
+    assert losses[0] == losses[1]
+    # It goes on as if nothing had happened.
+    for each in (head, other):
+        teach(each, hidden, target, 13)
+    assert torch.equal(head.sampler.estimate, other.sampler.estimate)
+
+
+def test_a_head_that_grows_keeps_what_was_learnt():
+    head, hidden, target = setting(Learned(ClassCounts(torch.ones(C)), 20, every=5))
+    teach(head, hidden, target, 40)
+    known = head.sampler.estimate.clone()
+    head.resize(C + 9)
+    assert torch.equal(head.sampler.estimate[:C], known)
+    assert head(hidden, target).isfinite()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Learned(torch.ones(5), 6), r"`k` must be in \[1, 5\], got 6"),
+        (lambda: Learned(torch.ones(5), 3, forget=0.0), r"`forget` must be finite and above 0, got 0.0"),
+        (lambda: Learned(torch.ones(5), 3, mix=-1.0), r"`mix` must be finite and above 0, got -1.0"),
+        (lambda: Learned(torch.ones(5), 3, every=0), r"`every` must be at least 1, got 0"),
+    ],
+)
+def test_bad_arguments_are_named(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
