@@ -16,7 +16,17 @@ from manyclass.objectives import (
     PlainImportance,
     SubsetSoftmax,
 )
-from manyclass.samplers import Bernoulli, Clustered, Exhaustive, Importance, Learned, Sampler, Systematic, WithExplicit
+from manyclass.samplers import (
+    Bernoulli,
+    Clustered,
+    Exhaustive,
+    Importance,
+    InBatch,
+    Learned,
+    Sampler,
+    Systematic,
+    WithExplicit,
+)
 
 # From positive weights, k and a group size.
 DRAWING: dict[str, Callable[[Tensor, int, int | None], Sampler]] = {
@@ -38,6 +48,7 @@ SAMPLERS: dict[str, Callable[[Tensor, int, int | None], Sampler]] = {
         WithExplicit(Importance(w, k, group_size=g), torch.tensor([1])), "batch"
     ),
     "clustered": lambda w, k, g: Clustered(w, k, group_size=g or 4),
+    "in batch": lambda w, k, g: InBatch(w, k),
     "learned": lambda w, k, g: Learned(w, k),
     "set alone": lambda w, k, g: WithExplicit(None, torch.arange(k), num_classes=len(w)),
 }

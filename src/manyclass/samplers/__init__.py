@@ -8,5 +8,6 @@ from manyclass.samplers.clustered import Clustered as Clustered
 from manyclass.samplers.exhaustive import Exhaustive as Exhaustive
 from manyclass.samplers.explicit import WithExplicit as WithExplicit
 from manyclass.samplers.importance import Importance as Importance
+from manyclass.samplers.in_batch import InBatch as InBatch
 from manyclass.samplers.learned import Learned as Learned
 from manyclass.samplers.systematic import Systematic as Systematic

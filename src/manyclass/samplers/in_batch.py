@@ -1,0 +1,101 @@
+"""The targets of a batch as each other's candidates."""
+
+import torch
+from torch import Tensor, nn
+
+from manyclass import _check
+from manyclass.candidates import Block, Candidates
+from manyclass.counts import ClassCounts
+from manyclass.samplers._sampler import check_call
+from manyclass.samplers._source import WeightSource
+from manyclass.samplers._table import MassTable
+
+
+class InBatch(nn.Module):
+    """The other examples' targets, and k classes drawn with replacement from q ∝ f^power for all of the batch.
+
+    Class c is expected (B - 1) f(c) times among the other targets and k q(c) times among the drawn, so that each slot
+    stands for κ = 1/((B - 1) f + k q) classes, wherever it came from. An example's own target is no candidate of its
+    own: it is summed explicitly, and never corrected as if it had been drawn. For two towers, where a batch's targets
+    are computed anyway, the first B candidates cost nothing more.
+
+    `unbiased` is False: Z̃ is right only if counts are the law of targets, and batches are drawn from it example by
+    example. Counts that stream (`counts.update(target)`, then `refresh()`) follow a law that changes.
+
+    Args:
+        counts: ClassCounts, or C positive counts.
+        k: classes drawn beside the targets; 0: none.
+        power: exponent of the counts for those; 0 is uniform.
+
+    Raises:
+        ValueError: counts negative, infinite or NaN; when drawing, 0 for a class.
+
+    Example:
+        >>> sampler = InBatch(torch.tensor([2.0, 1.0, 1.0]))
+        >>> candidates = sampler(torch.tensor([0, 2, 0]))
+        >>> candidates.ids()[0], candidates.log_kappa()[0].exp()
+        (tensor([0, 2, 0]), tensor([1., 2., 1.], dtype=torch.float64))
+    """
+
+    unbiased = False
+    renormalises = False
+
+    def __init__(self, counts: Tensor | ClassCounts, k: int = 0, *, power: float = 1.0) -> None:
+        super().__init__()
+        self.k = _check.whole("k", k, 0)
+        self.source = WeightSource(counts, name="counts")
+        self.drawn = WeightSource(counts, power=power, name="counts")
+        self.frequency, self.proposal = (MassTable(source.read()) for source in (self.source, self.drawn))
+
+    @property
+    def num_classes(self) -> int:
+        return self.frequency.num_classes
+
+    @property
+    def device(self) -> torch.device:
+        return self.frequency.device
+
+    def forward(
+        self,
+        target: Tensor,
+        *,
+        hidden: Tensor | None = None,
+        exclude: Tensor | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Candidates:
+        return self.draw(*check_call(self, target, exclude), hidden=hidden, generator=generator)
+
+    def draw(
+        self, target: Tensor, exclude: Tensor, *, hidden: Tensor | None, generator: torch.Generator | None
+    ) -> Candidates:
+        """As a call, for arguments that have been checked."""
+        self.source.check_every_class_drawn()
+        ids = target
+        if self.k:
+            uniform = torch.rand(self.k, dtype=torch.float64, device=target.device, generator=generator)
+            ids = torch.cat([target, self.proposal.locate(uniform * self.proposal.total)[0]])
+        batch = len(target)
+        block = Block(ids.unsqueeze(0), self._log_kappa(ids, batch).unsqueeze(0))
+        return Candidates((block,), exclude, lambda: self._log_kappa(target, batch), self.num_classes)
+
+    def _log_kappa(self, ids: Tensor, batch: int) -> Tensor:
+        # A batch of one has no others; its own slot is excluded, and any finite κ will do.
+        expected = self.frequency.mass(ids) * (max(batch - 1, 1) / self.frequency.total)
+        if self.k:
+            expected += self.proposal.mass(ids) * (self.k / self.proposal.total)
+        return -expected.log()
+
+    def refresh(self) -> None:
+        """Rebuild the tables from the counts."""
+        for source, table in ((self.source, self.frequency), (self.drawn, self.proposal)):
+            table.fill(source.read().to(table.device), name="counts")
+
+    def resize(self, num_classes: int) -> None:
+        """Follow the counts to another number of classes."""
+        # Both read the same counts; the second finds them resized.
+        self.source.resize(num_classes)
+        self.drawn.resize(num_classes)
+        self.refresh()
+
+    def extra_repr(self) -> str:
+        return f"k={self.k}, power={self.drawn.power:g}"

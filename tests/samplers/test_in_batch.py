@@ -1,0 +1,86 @@
+"""The targets of a batch as candidates: right on average if counts are the law of targets."""
+
+import pytest
+import torch
+
+from manyclass import ClassCounts, ClassHead
+from manyclass.objectives import Likelihood
+from manyclass.samplers import InBatch
+
+C = 6
+WEIGHTS = torch.tensor([5.0, 1.0, 2.0, 8.0, 1.0, 3.0], dtype=torch.float64)
+
+
+@pytest.mark.parametrize(("k", "power"), [(0, 1.0), (4, 1.0), (4, 0.0)])
+def test_the_sum_is_right_on_average_over_batches(k, power):
+    sampler = InBatch(WEIGHTS, k, power=power)
+    assert not sampler.unbiased
+    g = torch.tensor([1.0, -2.0, 3.0, 0.5, 2.0, -1.0], dtype=torch.float64)
+    generator = torch.Generator().manual_seed(0)
+    # The first example's target is held, the others' follow the counts.
+    errors = {target: [] for target in range(C)}
+    for _ in range(3000):
+        targets = torch.multinomial(WEIGHTS, 5, replacement=True, generator=generator)
+        for target, found in errors.items():
+            targets[0] = target
+            candidates = sampler(targets, exclude=targets.unsqueeze(1), generator=generator)
+            kappa = candidates.log_kappa().exp().masked_fill(candidates.empty(), 0.0)
+            found.append((kappa * g[candidates.ids()]).sum(1)[0] - (g.sum() - g[target]))
+    for found in map(torch.stack, errors.values()):
+        assert abs(found.mean()) <= 4.5 * found.std() / len(found) ** 0.5
+
+
+def test_kappa_is_that_of_both_sources_together():
+    f = WEIGHTS / WEIGHTS.sum()
+    target = torch.tensor([0, 3, 3, 4])
+    candidates = InBatch(WEIGHTS, 7, power=0.0)(target, generator=torch.Generator().manual_seed(0))
+    expected = 1 / (3 * f + 7 / C)
+    torch.testing.assert_close(candidates.log_kappa()[0].exp(), expected[candidates.ids()[0]])
+    torch.testing.assert_close(candidates.target_log_kappa().exp(), expected[target])
+    assert torch.equal(candidates.ids()[0, :4], target)
+
+
+def test_a_head_trains_with_it_and_never_corrects_its_own_target():
+    torch.manual_seed(0)
+    head = ClassHead(4, C, sampler=InBatch(WEIGHTS), bias=False).double()
+    hidden, target = torch.randn(5, 4).double(), torch.tensor([0, 3, 3, 1, 5])
+    loss = head(hidden, target, reduction="none")
+    f = WEIGHTS / WEIGHTS.sum()
+    scores = hidden @ head.weight.detach().T
+    for i, t in enumerate(target.tolist()):
+        others = [c for c in target.tolist() if c != t]
+        z = scores[i, t].exp() + sum(scores[i, c].exp() / (4 * f[c]) for c in others)
+        assert loss[i].item() == pytest.approx(float(z.log() - scores[i, t]))
+    loss.sum().backward()
+    assert isinstance(head.objective, Likelihood)
+
+
+def test_a_batch_of_one_has_no_loss():
+    head = ClassHead(4, C, sampler=InBatch(WEIGHTS))
+    assert head(torch.randn(1, 4), torch.tensor([2])).item() == pytest.approx(0, abs=1e-6)
+
+
+def test_streaming_counts_are_followed():
+    counts = ClassCounts(torch.ones(C))
+    sampler = InBatch(counts, 2)
+    counts.update(torch.zeros(10, dtype=torch.long))
+    sampler.refresh()
+    target = torch.tensor([0, 1])
+    expected = 1 / (3 * torch.tensor([11.0, 1.0], dtype=torch.float64) / 16)
+    torch.testing.assert_close(sampler(target).target_log_kappa().exp(), expected)
+    sampler.resize(C + 2)
+    assert sampler.num_classes == C + 2
+    assert sampler(torch.tensor([C + 1])).target_log_kappa().isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: InBatch(WEIGHTS, -1), r"`k` must be at least 0, got -1"),
+        (lambda: InBatch(-WEIGHTS), r"`counts` must be finite and not negative, got -5.0 at position 0"),
+        (lambda: InBatch(torch.tensor([1.0, 0.0]))(torch.tensor([0])), r"`counts` must be above 0 .* position 1"),
+    ],
+)
+def test_bad_arguments_are_named(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
