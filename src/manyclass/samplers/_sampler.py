@@ -96,6 +96,18 @@ class LearningSampler(Sampler, Protocol):
         ...
 
 
+def checked_draw(
+    self: Sampler,
+    target: Tensor,
+    *,
+    hidden: Tensor | None = None,
+    exclude: Tensor | None = None,
+    generator: torch.Generator | None = None,
+) -> Candidates:
+    """What every sampler does when it is called: check the arguments, then draw."""
+    return self.draw(*check_call(self, target, exclude), hidden=hidden, generator=generator)
+
+
 def check_call(sampler: Sampler, target: Tensor, exclude: Tensor | None) -> tuple[Tensor, Tensor]:
     """Targets as int64 [B] and exclusions as int64 [B, E], checked."""
     num_classes, device = sampler.num_classes, sampler.device

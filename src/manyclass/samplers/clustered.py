@@ -10,7 +10,7 @@ from manyclass import _check
 from manyclass.candidates import Block, Candidates
 from manyclass.counts import ClassCounts
 from manyclass.samplers._clusters import Clusters
-from manyclass.samplers._sampler import check_call
+from manyclass.samplers._sampler import checked_draw
 from manyclass.samplers._source import WeightSource
 
 
@@ -104,15 +104,7 @@ class Clustered(nn.Module):
     def device(self) -> torch.device:
         return self._explicit.device
 
-    def forward(
-        self,
-        target: Tensor,
-        *,
-        hidden: Tensor | None = None,
-        exclude: Tensor | None = None,
-        generator: torch.Generator | None = None,
-    ) -> Candidates:
-        return self.draw(*check_call(self, target, exclude), hidden=hidden, generator=generator)
+    forward = checked_draw
 
     def draw(
         self, target: Tensor, exclude: Tensor, *, hidden: Tensor | None, generator: torch.Generator | None

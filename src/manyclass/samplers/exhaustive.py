@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 from manyclass import _check
 from manyclass.candidates import Block, Candidates
-from manyclass.samplers._sampler import check_call
+from manyclass.samplers._sampler import checked_draw
 
 
 class Exhaustive(nn.Module):
@@ -27,15 +27,7 @@ class Exhaustive(nn.Module):
         super().__init__()
         self.num_classes = _check.whole("num_classes", num_classes, 1)
 
-    def forward(
-        self,
-        target: Tensor,
-        *,
-        hidden: Tensor | None = None,
-        exclude: Tensor | None = None,
-        generator: torch.Generator | None = None,
-    ) -> Candidates:
-        return self.draw(*check_call(self, target, exclude), hidden=hidden, generator=generator)
+    forward = checked_draw
 
     def draw(
         self, target: Tensor, exclude: Tensor, *, hidden: Tensor | None, generator: torch.Generator | None

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from manyclass import _check, native
 from manyclass.candidates import Block, Candidates, join
-from manyclass.samplers._sampler import Sampler, TableSampler, check_call
+from manyclass.samplers._sampler import Sampler, TableSampler, checked_draw
 
 
 class WithExplicit(nn.Module):
@@ -85,15 +85,7 @@ class WithExplicit(nn.Module):
     def unbiased(self) -> bool:
         return self.sampler is not None and self.sampler.unbiased
 
-    def forward(
-        self,
-        target: Tensor,
-        *,
-        hidden: Tensor | None = None,
-        exclude: Tensor | None = None,
-        generator: torch.Generator | None = None,
-    ) -> Candidates:
-        return self.draw(*check_call(self, target, exclude), hidden=hidden, generator=generator)
+    forward = checked_draw
 
     def draw(
         self, target: Tensor, exclude: Tensor, *, hidden: Tensor | None, generator: torch.Generator | None

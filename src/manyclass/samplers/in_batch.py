@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from manyclass import _check
 from manyclass.candidates import Block, Candidates
 from manyclass.counts import ClassCounts
-from manyclass.samplers._sampler import check_call
+from manyclass.samplers._sampler import checked_draw
 from manyclass.samplers._source import WeightSource
 from manyclass.samplers._table import MassTable
 
@@ -55,15 +55,7 @@ class InBatch(nn.Module):
     def device(self) -> torch.device:
         return self.frequency.device
 
-    def forward(
-        self,
-        target: Tensor,
-        *,
-        hidden: Tensor | None = None,
-        exclude: Tensor | None = None,
-        generator: torch.Generator | None = None,
-    ) -> Candidates:
-        return self.draw(*check_call(self, target, exclude), hidden=hidden, generator=generator)
+    forward = checked_draw
 
     def draw(
         self, target: Tensor, exclude: Tensor, *, hidden: Tensor | None, generator: torch.Generator | None

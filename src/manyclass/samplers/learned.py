@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from manyclass import _check
 from manyclass.candidates import Candidates
 from manyclass.counts import ClassCounts
-from manyclass.samplers._sampler import check_call
+from manyclass.samplers._sampler import checked_draw
 from manyclass.samplers.systematic import Systematic
 
 
@@ -77,15 +77,7 @@ class Learned(nn.Module):
     def device(self) -> torch.device:
         return self.sampler.device
 
-    def forward(
-        self,
-        target: Tensor,
-        *,
-        hidden: Tensor | None = None,
-        exclude: Tensor | None = None,
-        generator: torch.Generator | None = None,
-    ) -> Candidates:
-        return self.draw(*check_call(self, target, exclude), hidden=hidden, generator=generator)
+    forward = checked_draw
 
     def draw(
         self, target: Tensor, exclude: Tensor, *, hidden: Tensor | None, generator: torch.Generator | None

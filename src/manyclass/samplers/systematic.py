@@ -9,7 +9,7 @@ from manyclass import _check, native
 from manyclass._derived import follow_loaded_state
 from manyclass.candidates import Block, Candidates, put_in_front
 from manyclass.counts import ClassCounts
-from manyclass.samplers._sampler import check_call, check_group_size, num_groups
+from manyclass.samplers._sampler import check_group_size, checked_draw, num_groups
 from manyclass.samplers._source import WeightSource
 from manyclass.samplers._table import MassTable
 
@@ -67,15 +67,7 @@ class Systematic(nn.Module):
     def device(self) -> torch.device:
         return self.table.device
 
-    def forward(
-        self,
-        target: Tensor,
-        *,
-        hidden: Tensor | None = None,
-        exclude: Tensor | None = None,
-        generator: torch.Generator | None = None,
-    ) -> Candidates:
-        return self.draw(*check_call(self, target, exclude), hidden=hidden, generator=generator)
+    forward = checked_draw
 
     def draw(
         self, target: Tensor, exclude: Tensor, *, hidden: Tensor | None, generator: torch.Generator | None

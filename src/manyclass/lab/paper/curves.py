@@ -37,11 +37,11 @@ class Curves:
         return [_mean(self.points[1:], floats(run["bias_exact"])[1:]) for run in self.runs[label]]
 
     def iterations(self, label: str) -> list[float]:
-        """For each seed when the bias against the true model first came within 0.05 of exact's last; NaN: never."""
+        """For each seed when the bias against the true model first came within 0.05 of exact's last; inf: never."""
         found = []
         for run, exact in zip(self.runs[label], self.runs["exact"], strict=True):
             level = floats(exact["bias_true"])[-1] + NEAR
-            found.append(_first_below(self.points, floats(run["bias_true"]), level))
+            found.append(worst_last(_first_below(self.points, floats(run["bias_true"]), level)))
         return found
 
     def last(self, label: str, measure: str) -> list[float]:
@@ -68,15 +68,16 @@ class Curves:
         rows = []
         for label in self.runs:
             iterations = self.iterations(label)
-            never = sum(map(math.isnan, iterations))
-            reached = [Spread.of(iterations).text(".0f")] if never < len(iterations) else []
+            never = sum(map(math.isinf, iterations))
+            reached = [value for value in iterations if math.isfinite(value)]
+            times = [Spread.of(reached).text(".0f")] if reached else []
             rows.append(
                 [
                     label,
                     f"{self.rates[label]:g}",
                     Spread.of(self.last(label, "log_likelihood")).text(".4f") + self._diverged(label),
                     "–" if label == "exact" else Spread.of(self.mean_bias(label)).text(".2f"),
-                    "; ".join([*reached, *([f"never on {never} of {len(iterations)}"] if never else [])]),
+                    "; ".join([*times, *([f"never on {never} of {len(iterations)}"] if never else [])]),
                     Spread.of(self.last(label, "bias_true")).text(".3f"),
                     Spread.of(self.last(label, "bias_fresh")).text(".3f"),
                 ]
@@ -144,6 +145,15 @@ def train(
     results = lab.map(curve, cells)
     runs = {label: results[i :: len(methods)] for i, label in enumerate(methods)}
     return Curves(lab.seeds, points, dict(rates), runs)
+
+
+def worst_last(value: float) -> float:
+    """What diverged, or never came, comes behind all others."""
+    return math.inf if math.isnan(value) else value
+
+
+def iterations_text(spread: Spread) -> str:
+    return spread.text(".0f").replace("inf", "never")
 
 
 def _mean(x: Sequence[int], y: list[float]) -> float:

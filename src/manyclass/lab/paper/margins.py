@@ -4,7 +4,7 @@ import math
 
 from manyclass.lab.experiment import Claim, Findings, Lab
 from manyclass.lab.paper import rates
-from manyclass.lab.paper.curves import MEASURES, Curves, train
+from manyclass.lab.paper.curves import MEASURES, Curves, iterations_text, train, worst_last
 from manyclass.lab.problem import NUM_CLASSES
 from manyclass.lab.softmax_regression import EXACT, Method
 from manyclass.lab.spread import Spread, shown
@@ -58,12 +58,12 @@ def claims(curves: dict[int, Curves]) -> tuple[Claim, ...]:
     best, listed, worse, slower = {}, [], {}, {}
     for size, found in curves.items():
         bias = {label: Spread.of(found.mean_bias(label)).median for label in MARGINS}
-        best[size] = min(bias, key=lambda label: _last(bias[label]))
+        best[size] = min(bias, key=lambda label: worst_last(bias[label]))
         values = (f"{label.removeprefix('margin ')} {shown(value, '.2f')}" for label, value in bias.items())
         listed.append(f"C = {size:,}: {', '.join(values)}")
         one, suggested = (found.mean_bias(label) for label in labels)
         worse[size] = Spread.of([a - b for a, b in zip(one, suggested, strict=True)])
-        slower[size] = [Spread.of([_last(value) for value in found.iterations(label)]) for label in labels]
+        slower[size] = [Spread.of(found.iterations(label)) for label in labels]
     suggested_best = all(label == SUGGESTED for label in best.values())
     return (
         Claim(
@@ -84,15 +84,9 @@ def claims(curves: dict[int, Curves]) -> tuple[Claim, ...]:
             + "; ".join(f"C = {size:,}: {spread.text('.2f')}" for size, spread in worse.items())
             + "; iterations to exact's bias "
             + "; ".join(
-                f"C = {size:,}: {' against '.join(spread.text('.0f').replace('inf', 'never') for spread in spreads)}"
-                for size, spreads in slower.items()
+                f"C = {size:,}: {' against '.join(map(iterations_text, spreads))}" for size, spreads in slower.items()
             ),
             all(spread.low > 0 for spread in worse.values())
             and all(one.median > suggested.median for one, suggested in slower.values()),
         ),
     )
-
-
-def _last(value: float) -> float:
-    """What never came, or diverged, comes last."""
-    return math.inf if math.isnan(value) else value

@@ -7,7 +7,7 @@ import torch
 from manyclass.counts import ClassCounts, exponent
 from manyclass.lab.experiment import Claim, Findings, Lab
 from manyclass.lab.paper import rates
-from manyclass.lab.paper.curves import MEASURES, NEAR, Curves, train
+from manyclass.lab.paper.curves import MEASURES, NEAR, Curves, iterations_text, train
 from manyclass.lab.problem import BATCH, NUM_CLASSES, K, Minibatches, paper_problem
 from manyclass.lab.softmax_regression import Method, sampler_of
 from manyclass.lab.spread import Spread, shown
@@ -132,14 +132,14 @@ def _least_bias(curves: Curves) -> Claim:
     """The approximations of the normaliser against the methods that the paper plots beside them."""
     others = ("BlackOut", "ranking")
     bias = {label: Spread.of(curves.mean_bias(label)) for label in (*NORMALISATION, *others)}
-    time = {label: Spread.of(_never_last(curves.iterations(label))) for label in bias}
+    time = {label: Spread.of(curves.iterations(label)) for label in bias}
     least = max(bias[label].median for label in NORMALISATION) < min(bias[label].median for label in others)
     soonest = max(time[label].median for label in NORMALISATION) <= min(time[label].median for label in others)
     return Claim(
         "normalisation-least-bias",
         "The normalisation approximations are the most rapidly convergent in terms of bias.",
         "mean bias against exact training, and iterations to exact's bias: "
-        + "; ".join(f"{label} {bias[label].text('.2f')}, {_iterations(time[label])}" for label in bias),
+        + "; ".join(f"{label} {bias[label].text('.2f')}, {iterations_text(time[label])}" for label in bias),
         least and soonest,
         _which(least, soonest),
     )
@@ -161,14 +161,15 @@ def _alike(curves: Curves) -> Claim:
     gap = Spread.of([b - i for i, b in zip(importance, bernoulli, strict=True)])
     nearest = min(Spread.of(curves.mean_bias(label)).median for label in ("BlackOut", "ranking"))
     distance = nearest - max(Spread.of(importance).median, Spread.of(bernoulli).median)
-    first, second = (Spread.of(_never_last(curves.iterations(label))) for label in NORMALISATION)
+    first, second = (Spread.of(curves.iterations(label)) for label in NORMALISATION)
     # Little is little beside what tells methods apart: less than half the way to the next one, and a tenth of the time.
     little = abs(gap.median) < distance / 2 and abs(second.median - first.median) <= 0.1 * first.median
     return Claim(
         "importance-like-bernoulli",
         "There is little difference between Bernoulli and importance sampling.",
         f"mean bias of Bernoulli less that of importance, seed by seed: {gap.text('.2f')}, where the nearest other "
-        f"method is {distance:.2f} away; iterations to exact's bias {_iterations(second)} and {_iterations(first)}",
+        f"method is {distance:.2f} away; iterations to exact's bias {iterations_text(second)} and "
+        f"{iterations_text(first)}",
         little,
         "" if little else "Bernoulli's sample size is random, which multiplies its noise by the mean score.",
     )
@@ -178,28 +179,24 @@ def _poor(curves: Curves, claim: str, label: str, statement: str) -> Claim:
     main = ("importance", "Bernoulli", "BlackOut", "ranking")
     bias, time = Spread.of(curves.mean_bias(label)), curves.iterations(label)
     worst = max(Spread.of(curves.mean_bias(other)).median for other in main)
-    slowest = max(Spread.of(_never_last(curves.iterations(other))).median for other in main)
-    never = sum(map(math.isnan, time))
+    slowest = max(Spread.of(curves.iterations(other)).median for other in main)
+    never = sum(map(math.isinf, time))
     ends = Spread.of(curves.last(label, "log_likelihood"))
-    held = not bias.median <= worst and not Spread.of(_never_last(time)).median <= slowest
+    held = not bias.median <= worst and not Spread.of(time).median <= slowest
     return Claim(
         claim,
         statement,
         f"mean bias {bias.text('.2f')} where the worst of the others has {shown(worst, '.2f')}; within {NEAR} of "
         "exact's bias "
-        + (f"never on {never} of {len(time)} seeds" if never else f"after {_iterations(Spread.of(time))} iterations")
+        + (
+            f"never on {never} of {len(time)} seeds"
+            if never
+            else f"after {iterations_text(Spread.of(time))} iterations"
+        )
         + f"; log likelihood at the end {ends.text('.2f')}",
         held,
         "" if held else "With a rate of its own it comes as near as the others.",
     )
-
-
-def _never_last(iterations: list[float]) -> list[float]:
-    return [math.inf if math.isnan(value) else value for value in iterations]
-
-
-def _iterations(spread: Spread) -> str:
-    return spread.text(".0f").replace("inf", "never")
 
 
 def _best(values: list[float]) -> float:
