@@ -32,7 +32,7 @@ def app() -> None:
 
 @app.command()
 @click.option(
-    "--out", type=click.Path(path_type=Path), default="paper-report", show_default=True, help="Folder for it."
+    "--out", type=click.Path(path_type=Path), default="paper-report", show_default=True, help="Folder for the report."
 )
 @click.option("--quick", is_flag=True, help="2 seeds and fewer iterations: a minute or two.")
 @click.option("--full", is_flag=True, help="20 seeds: an hour or more.")
