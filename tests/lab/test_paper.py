@@ -15,6 +15,7 @@ from manyclass.lab.paper import EXPERIMENTS, reproduce
 from manyclass.lab.paper.curves import Curves, _first_below
 from manyclass.lab.paper.rates import GRID, Sweep
 from manyclass.lab.spread import Spread, band
+from manyclass.lab.work import Work
 from tests.browser import CHROMIUM, browse
 
 TINY = Scale(seeds=2, iterations=40, short=40, sweep_seeds=1, draws=40)
@@ -104,12 +105,12 @@ def test_killed_in_the_middle_it_goes_on_to_the_same_results(tmp_path):
 def test_a_changed_setting_reruns_only_what_it_touches(tmp_path):
     asked = []
     with Cells(tmp_path, jobs=2) as cells:
-        lab = Lab(TINY, 0, cells, lambda name, done, total: asked.append((done, total)))
+        lab = Lab(TINY, 0, Work(cells, lambda name, done, total: asked.append((done, total))))
         lab.begin("signs")
         EXPERIMENTS["signs"](lab)
         before = set(tmp_path.rglob("*.json"))
         # Another seed for the gradients; the sweep's one seed is the same.
-        more = Lab(Scale(**{**vars(TINY), "seeds": 3}), 0, cells)
+        more = Lab(Scale(**{**vars(TINY), "seeds": 3}), 0, Work(cells))
         more.begin("signs")
         EXPERIMENTS["signs"](more)
     assert len(set(tmp_path.rglob("*.json")) - before) == 1

@@ -22,7 +22,7 @@ Compute = Callable[..., dict[str, Any]]
 
 
 class Cells:
-    """Computes functions of settings in processes of one thread each, and keeps what they return.
+    """Computes functions of settings in processes of their own, and keeps what they return.
 
     A cell is a function of a module, called with settings that JSON can hold, that returns a dict that JSON can hold.
     Its file is written by the process that computed it, in one piece: a run that is killed loses what was under way.
@@ -30,10 +30,11 @@ class Cells:
     Args:
         folder: where the files lie.
         jobs: how many processes.
+        threads: of each of them.
     """
 
-    def __init__(self, folder: Path, *, jobs: int) -> None:
-        self._folder, self._jobs = folder, jobs
+    def __init__(self, folder: Path, *, jobs: int, threads: int = 1) -> None:
+        self._folder, self._jobs, self._threads = folder, jobs, threads
         self._pool: ProcessPoolExecutor | None = None
 
     def __enter__(self) -> "Cells":
@@ -45,16 +46,28 @@ class Cells:
             self._pool.shutdown(wait=True, cancel_futures=True)
 
     def map(
-        self, compute: Compute, settings: Sequence[Settings], *, on_done: Callable[[int], None] | None = None
+        self,
+        compute: Compute,
+        settings: Sequence[Settings],
+        *,
+        given: Settings | None = None,
+        on_done: Callable[[int], None] | None = None,
     ) -> list[dict[str, Any]]:
-        """The results in the order of the settings; `on_done` is told of each how many are done."""
+        """The results in the order of the settings.
+
+        Args:
+            compute: the function.
+            settings: of each call.
+            given: what each call is also given and does not depend on, such as where files lie.
+            on_done: is told how many are done.
+        """
         paths = [self._path(compute, each) for each in settings]
         # Settings that are the same are one cell.
         missing = {path: each for path, each in zip(paths, settings, strict=True) if _read(path) is None}
         done = len(settings) - len(missing)
         if on_done is not None:
             on_done(done)
-        for finished in self._submitted(compute, missing):
+        for finished in self._submitted(compute, missing, given or {}):
             finished.result()
             done += 1
             if on_done is not None:
@@ -63,14 +76,16 @@ class Cells:
         assert all(result is not None for result in results)
         return [result for result in results if result is not None]
 
-    def _submitted(self, compute: Compute, missing: Mapping[Path, Settings]) -> Iterator[Future[None]]:
+    def _submitted(self, compute: Compute, missing: Mapping[Path, Settings], given: Settings) -> Iterator[Future[None]]:
         if not missing:
             return
         if self._pool is None:
             # Spawned: a fork would copy torch's threads in whatever state they are.
             context = multiprocessing.get_context("spawn")
-            self._pool = ProcessPoolExecutor(self._jobs, mp_context=context, initializer=_prepare)
-        pending = {self._pool.submit(_fill, path, compute, dict(each)) for path, each in missing.items()}
+            self._pool = ProcessPoolExecutor(
+                self._jobs, mp_context=context, initializer=_prepare, initargs=(self._threads,)
+            )
+        pending = {self._pool.submit(_fill, path, compute, dict(each), dict(given)) for path, each in missing.items()}
         while pending:
             finished, pending = wait(pending, return_when=FIRST_COMPLETED)
             yield from finished
@@ -89,15 +104,15 @@ class Cells:
         return self._folder / name.removeprefix("manyclass.lab.") / f"{key}.json"
 
 
-def _prepare() -> None:
+def _prepare(threads: int) -> None:
     # Ctrl-C is the parent's to answer.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    torch.set_num_threads(1)
+    torch.set_num_threads(threads)
 
 
-def _fill(path: Path, compute: Compute, settings: dict[str, Any]) -> None:
+def _fill(path: Path, compute: Compute, settings: dict[str, Any], given: dict[str, Any]) -> None:
     start = time.perf_counter()
-    result = compute(**settings)
+    result = compute(**settings, **given)
     cell = {"settings": settings, "seconds": time.perf_counter() - start, "result": result}
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_suffix(f".{os.getpid()}")

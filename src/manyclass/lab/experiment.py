@@ -2,9 +2,10 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
-from manyclass.lab.cells import Cells, Compute, Settings
+from manyclass.lab.cells import Compute, Settings
+from manyclass.lab.work import Work
 from manyclass.report import Section
 
 
@@ -67,30 +68,18 @@ class Scale:
         return sorted({*early, *range(200, iterations + 1, 100), iterations})
 
 
-class Watch(Protocol):
-    """Is told how far an experiment is."""
-
-    def __call__(self, name: str, done: int, total: int) -> None: ...
-
-
-@dataclass
+@dataclass(frozen=True)
 class Lab:
-    """Where experiments run: their scale, their seeds, and the cells that compute for them.
+    """Where experiments run: their scale, their seeds, and what computes for them.
 
     Args:
         scale, seed: how many problems, and the number of the first.
-        cells: what computes.
-        watch: is told of progress.
+        work: what computes.
     """
 
     scale: Scale
     seed: int
-    cells: Cells
-    watch: Watch | None = None
-    # Of the experiment under way: its name, and cells done and asked for so far.
-    name: str = ""
-    done: int = 0
-    total: int = 0
+    work: Work
 
     @property
     def seeds(self) -> list[int]:
@@ -100,20 +89,9 @@ class Lab:
     def sweep_seeds(self) -> list[int]:
         return self.seeds[: self.scale.sweep_seeds]
 
-    def begin(self, name: str) -> None:
-        self.name, self.done, self.total = name, 0, 0
-
     def map(self, compute: Compute, settings: Sequence[Settings]) -> list[dict[str, Any]]:
         """The results of a function for each of some settings, in order."""
-        before = self.done
-        self.total += len(settings)
-
-        def on_done(number: int) -> None:
-            self.done = before + number
-            if self.watch is not None:
-                self.watch(self.name, self.done, self.total)
-
-        return self.cells.map(compute, settings, on_done=on_done)
+        return self.work.map(compute, settings)
 
 
 Run = Callable[[Lab], Findings]

@@ -1,6 +1,5 @@
 """All experiments one after the other, and what they found as a report, a table of claims and files of numbers."""
 
-import csv
 import json
 import os
 import platform
@@ -14,10 +13,12 @@ import torch
 
 from manyclass import __version__
 from manyclass.lab.cells import Cells
-from manyclass.lab.experiment import Claim, Findings, Lab, Run, Scale, Watch
+from manyclass.lab.experiment import Claim, Findings, Lab, Run, Scale
+from manyclass.lab.files import write_csv, write_text
 from manyclass.lab.folder import claim_folder
 from manyclass.lab.paper import choices, consistency, estimators, margins, methods, signs, variants
 from manyclass.lab.problem import BATCH, DIM, NUM_CLASSES, NUM_EXAMPLES, K
+from manyclass.lab.work import Watch, Work
 from manyclass.report import Report, Section, Table, check_libraries, write_report
 
 EXPERIMENTS: dict[str, Run] = {
@@ -74,9 +75,10 @@ def reproduce(
     found: dict[str, Findings] = {}
     seconds: dict[str, float] = {}
     with Cells(out / "cells", jobs=jobs or len(os.sched_getaffinity(0))) as cells:
-        lab = Lab(scale, seed, cells, watch)
+        work = Work(cells, watch)
+        lab = Lab(scale, seed, work)
         for name in chosen:
-            lab.begin(name)
+            work.begin(name)
             before = time.perf_counter()
             found[name] = EXPERIMENTS[name](lab)
             seconds[name] = round(time.perf_counter() - before, 1)
@@ -84,7 +86,7 @@ def reproduce(
     settings = {**asdict(scale), "seed": seed, "experiments": chosen}
     versions = {"manyclass": __version__, "torch": torch.__version__, "python": platform.python_version()}
     for name, findings in found.items():
-        _write_csv(out / f"{name}.csv", findings.rows, versions)
+        write_csv(out / f"{name}.csv", findings.rows, versions)
     results = {
         "paper": PAPER,
         "claims": [asdict(claim) for claim in claims],
@@ -98,7 +100,7 @@ def reproduce(
             "experiments": seconds,
         },
     }
-    _write(out / "results.json", json.dumps(results, indent=1, allow_nan=False))
+    write_text(out / "results.json", json.dumps(results, indent=1, allow_nan=False))
     notes = [
         f"manyclass {versions['manyclass']}, torch {versions['torch']}, Python {versions['python']}; "
         f"{scale.seeds} seeds from {seed}, {scale.iterations:,} iterations, {scale.draws:,} draws.",
@@ -141,19 +143,3 @@ def _report(found: dict[str, Findings], claims: tuple[Claim, ...], notes: list[s
 def _plain(row: dict[str, Any]) -> dict[str, Any]:
     """A row without its time."""
     return {name: value for name, value in row.items() if name != "seconds"}
-
-
-def _write_csv(path: Path, rows: list[dict[str, Any]], common: dict[str, str]) -> None:
-    columns = list(dict.fromkeys(name for row in rows for name in row))
-    beside = path.with_suffix(".tmp")
-    with beside.open("w", newline="") as file:
-        writer = csv.DictWriter(file, [*columns, *common])
-        writer.writeheader()
-        writer.writerows({**row, **common} for row in rows)
-    os.replace(beside, path)
-
-
-def _write(path: Path, text: str) -> None:
-    beside = path.with_suffix(".tmp")
-    beside.write_text(text, encoding="utf-8")
-    os.replace(beside, path)
