@@ -9,43 +9,18 @@ Ctrl-C ends it early.
 """
 
 import argparse
-import collections
 import math
-import random
 import sys
-import sysconfig
-import tokenize
 from collections.abc import Iterator
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from manyclass import ClassCounts, ClassHead, diagnose
+from manyclass.data import standard_library
 from manyclass.training import HeldOut, Probe, ProgressLine, Training
 
 CONTEXT, DIM, BATCH = 8, 64, 1024
-UNKNOWN = "<unknown>"
-
-
-def read_tokens(most_files: int | None) -> list[list[str]]:
-    """The tokens of each source file that is not a test."""
-    root = Path(sysconfig.get_paths()["stdlib"])
-    paths = sorted(
-        path
-        for path in root.rglob("*.py")
-        if not {"test", "tests", "idle_test", "site-packages"} & set(path.relative_to(root).parts)
-    )
-    files = []
-    for path in paths[:most_files]:
-        try:
-            with tokenize.open(path) as file:
-                files.append(
-                    [token.string for token in tokenize.generate_tokens(file.readline) if token.string.strip()]
-                )
-        except (SyntaxError, UnicodeDecodeError):
-            continue  # a few files are there to be wrong
-    return files
 
 
 def windows(ids: Tensor) -> tuple[Tensor, Tensor]:
@@ -94,18 +69,9 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.manual_seed(arguments.seed)
 
-    files = read_tokens(arguments.files)
-    random.Random(arguments.seed).shuffle(files)
-    cut = max(1, len(files) // 20)
-    seen = collections.Counter(token for file in files[cut:] for token in file)
-    vocabulary = {token: i for i, token in enumerate([UNKNOWN, *(t for t, n in seen.most_common() if n > 1)])}
-    held_out, train = (
-        torch.tensor([vocabulary.get(token, 0) for file in part for token in file])
-        for part in (files[:cut], files[cut:])
-    )
-    num_classes = len(vocabulary)
-    version = ".".join(map(str, sys.version_info[:3]))
-    print(f"Python {version}: {len(files)} files, {len(train):,} tokens to train on, {num_classes:,} classes")
+    text = standard_library(files=arguments.files, seed=arguments.seed)
+    train, held_out, num_classes = text.train, text.held_out, text.num_classes
+    print(f"{text.source}: {len(train):,} tokens to train on, {num_classes:,} classes")
 
     counts = ClassCounts.from_targets(train, num_classes)
     embedding = nn.Embedding(num_classes, DIM)
@@ -143,12 +109,13 @@ def main() -> None:
         hidden = encoder(test_context[:256])
     print(diagnose(head, hidden, test_target[:256]))
 
-    words = list(vocabulary)
+    words = text.vocabulary
+    ids = {word: i for i, word in enumerate(words)}
     print("\nWhat it expects next:")
     for line in ("for i in range", "raise ValueError", "if __name__ ==", "import os , sys"):
-        tokens = [UNKNOWN] * CONTEXT + line.split()
+        tokens = ["<unk>"] * CONTEXT + line.split()
         with torch.no_grad():
-            best = head.topk(encoder(torch.tensor([[vocabulary.get(t, 0) for t in tokens[-CONTEXT:]]])), 4)
+            best = head.topk(encoder(torch.tensor([[ids.get(t, ids["<unk>"]) for t in tokens[-CONTEXT:]]])), 4)
         guesses = zip(best.ids[0].tolist(), best.log_prob[0].exp().tolist(), strict=True)
         print(f"  {line:20}" + "   ".join(f"{words[i]} {p:.0%}" for i, p in guesses))
 

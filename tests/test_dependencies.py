@@ -23,18 +23,21 @@ MAY_KNOW = {
     "training": {"_check", "candidates", "objectives", "heads", "optim", "diagnostics"},
     "errors": set(),
     "report": set(),
+    "data": {"_check", "errors"},
     "lab": {
+        "data",
         "candidates",
         "counts",
         "samplers",
         "objectives",
         "heads",
+        "optim",
         "diagnostics",
         "training",
         "errors",
         "report",
     },
-    "cli": {"errors", "lab"},
+    "cli": {"errors", "data", "lab"},
 }
 
 

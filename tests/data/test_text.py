@@ -1,0 +1,104 @@
+"""Text as the classes of its tokens."""
+
+import gzip
+import lzma
+
+import pytest
+import torch
+
+from manyclass.data import encode, read_text, standard_library
+from manyclass.errors import UserError
+
+
+def test_ids_go_from_frequent_to_rare_and_ties_by_name():
+    text = encode("b a b c a b".split(), ["a"])
+    assert text.vocabulary == ("b", "a", "c")
+    assert text.train.tolist() == [0, 1, 0, 2, 1, 0]
+
+
+def test_what_is_rare_or_new_is_unknown():
+    text = encode("a a b c".split(), "a b d".split(), min_count=2)
+    assert text.vocabulary == ("<unk>", "a")
+    assert text.held_out.tolist() == [1, 0, 0]
+
+
+@pytest.mark.parametrize("min_count", [1, 2, 3])
+def test_a_text_that_has_its_own_unknown_keeps_one(min_count):
+    text = encode("a <unk> a b b".split(), ["z", "<unk>"], min_count=min_count)
+    assert text.vocabulary.count("<unk>") == 1
+    unknown = text.vocabulary.index("<unk>")
+    assert text.held_out.tolist() == [unknown, unknown]
+    assert all(0 <= i < text.num_classes for i in text.train.tolist())
+
+
+def test_without_unknown_tokens_there_is_no_class_for_them():
+    assert encode("a b".split(), ["a"]).vocabulary == ("a", "b")
+
+
+@pytest.mark.parametrize("ending", ["", ".gz", ".xz", ".bz2"])
+def test_files_are_read_compressed_or_not(tmp_path, ending):
+    import bz2
+
+    opener = {"": open, ".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}[ending]
+    for name, content in (("train", "\ufeffa b\r\nb\n"), ("valid", "b a\n")):
+        with opener(tmp_path / f"{name}.txt{ending}", "wt", encoding="utf-8", newline="") as file:
+            file.write(content)
+    text = read_text(tmp_path)
+    assert [text.vocabulary[i] for i in text.train] == ["a", "b", "<eos>", "b", "<eos>"]
+    assert [text.vocabulary[i] for i in text.held_out] == ["b", "a", "<eos>"]
+
+
+def test_words_are_letters_and_marks(tmp_path):
+    (tmp_path / "train.txt").write_text("Nem, az ő’k d'or!\n", encoding="utf-8")
+    (tmp_path / "test.txt").write_text("az az\n", encoding="utf-8")
+    text = read_text(tmp_path, split="words")
+    assert [text.vocabulary[i] for i in text.train] == ["Nem", ",", "az", "ő’k", "d'or", "!", "<eos>"]
+
+
+def test_a_single_file_holds_out_every_twentieth_hundred_lines(tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_text("".join(f"line{i}\n" for i in range(4000)))
+    text = read_text(path, min_count=1)
+    assert len(text.held_out) == 2 * 200
+    assert len(text.train) == 2 * 3800
+    other = tmp_path / "other.txt"
+    other.write_text("line0 line1\n")
+    assert read_text(path, held_out=other).held_out.numel() == 3
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "must hold more than 0 tokens"),
+        (b"a b\n\xff\xfe c\n", "must be UTF-8, got byte 0xff"),
+    ],
+)
+def test_a_file_that_is_no_text_is_told(tmp_path, content, message):
+    path = tmp_path / "train.txt"
+    path.write_bytes(content)
+    (tmp_path / "valid.txt").write_text("a b\n")
+    with pytest.raises(UserError, match=message):
+        read_text(tmp_path)
+
+
+def test_missing_and_broken_files_are_told(tmp_path):
+    with pytest.raises(UserError, match=r"a file train\.txt, got .*, which has none"):
+        read_text(tmp_path)
+    with pytest.raises(UserError, match="No such file"):
+        read_text(tmp_path / "none.txt")
+    broken = tmp_path / "text.xz"
+    broken.write_bytes(b"no xz at all")
+    with pytest.raises(UserError, match="must be a file that can be read"):
+        read_text(broken)
+    cut = tmp_path / "text.gz"
+    cut.write_bytes(gzip.compress(b"a b c\n" * 1000)[:-20])
+    with pytest.raises(UserError, match="must be a file that can be read"):
+        read_text(cut)
+
+
+def test_the_standard_library_is_a_text():
+    text = standard_library(files=60)
+    assert text.num_classes > 1000
+    assert torch.bincount(text.train, minlength=text.num_classes).min() >= 1
+    assert "60 files of Python" in text.source
+    assert {"def", "return", "<unk>"} <= set(text.vocabulary)
