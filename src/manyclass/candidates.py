@@ -11,6 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+_FEW = 16  # classes excluded by each example, up to which they are compared one by one
+
 
 @dataclass(frozen=True)
 class Block:
@@ -114,7 +116,17 @@ class Candidates:
 
     def hits(self, ids: Tensor) -> Tensor:
         """bool [B, K]: which of the ids [B, K] each example excludes."""
-        return (ids.unsqueeze(2) == self.excluded.unsqueeze(1)).any(2)
+        excluded = self.excluded
+        if excluded.shape[1] <= _FEW or not ids.shape[1]:
+            return (ids.unsqueeze(2) == excluded.unsqueeze(1)).any(2)
+        # By search: B·K·E comparisons would neither fit into memory nor end where an example excludes thousands.
+        ascending = ids.sort(1).values
+        place = torch.searchsorted(ascending, excluded.contiguous())
+        found = ascending.gather(1, place.clamp(max=ids.shape[1] - 1)) == excluded
+        # What is not found marks a column of its own; of a class that comes twice, its first place answers for both.
+        hit = torch.zeros(len(ids), ids.shape[1] + 1, dtype=torch.bool, device=ids.device)
+        hit.scatter_(1, torch.where(found, place, ids.shape[1]), True)
+        return hit.gather(1, torch.searchsorted(ascending, ids.contiguous()))
 
     def empty(self) -> Tensor:
         """bool [B, ΣK]: padding, second copies and excluded classes."""
