@@ -18,7 +18,8 @@ def outcomes(
     """Probabilities that sum to 1, and what the sampler answers.
 
     A draw of `Importance` is a function of its own uniform number alone, so that one number for all slots, integrated
-    over, gives each slot's own distribution: enough for what is linear in the slots.
+    over, gives each slot's own distribution: enough for what is linear in the slots. So is one offset for all teeth of
+    a stratified comb.
 
     Args:
         weights: of the classes, 0 for those that the innermost sampler leaves to an explicit set.
@@ -36,6 +37,8 @@ def outcomes(
         yield from _integrate(sampler, sorted(edges), target, exclude)
     elif isinstance(inner, Systematic):
         pi = reference.inclusion_probabilities(weights, inner.k)
+        if inner.table.order is not None:
+            pi = [pi[c] for c in inner.table.order.tolist()]
         yield from _integrate(sampler, reference.systematic_breakpoints(pi), target, exclude)
     elif isinstance(inner, Bernoulli):
         yield from _subsets(sampler, inner, weights, target, exclude)
@@ -66,7 +69,12 @@ def _integrate(
 def _subsets(
     sampler: Sampler, inner: Bernoulli, weights: list[float], target: Tensor, exclude: Tensor
 ) -> Iterator[tuple[float, Candidates]]:
-    b = weights if inner.k is None else reference.bernoulli_probabilities(weights, inner.k)
+    if inner.k is None:
+        b = weights
+    elif inner._proportional:
+        b = reference.inclusion_probabilities(weights, inner.k)
+    else:
+        b = reference.bernoulli_probabilities(weights, inner.k)
     classes = [c for c, p in enumerate(b) if p > 0]
     # Where each class lies on the line is asked of the table; that it is as long as b says is checked here.
     start, end = inner.table.interval(torch.arange(len(b)))

@@ -165,6 +165,21 @@ def systematic_variance(z, pi):
     return square - total**2
 
 
+def stratified_variance(z, pi):
+    """Variance of Σ z/π where each tooth of the comb has a uniform offset of its own in its unit of the line."""
+    moments, position = {}, 0.0
+    for a, p in zip(z, pi, strict=True):
+        if p >= 1 - 1e-9:
+            continue
+        end = position + p
+        for tooth in range(math.floor(position), math.ceil(end)):
+            share = min(end, tooth + 1) - max(position, tooth)
+            mean, square = moments.get(tooth, (0.0, 0.0))
+            moments[tooth] = mean + share * a / p, square + share * (a / p) ** 2
+        position = end
+    return sum(square - mean**2 for mean, square in moments.values())
+
+
 def log_likelihood(scores, target):
     """log p(target) of a softmax over all scores."""
     scores = np.asarray(scores, dtype=np.float64)

@@ -18,11 +18,13 @@ from manyclass.objectives import (
 )
 from manyclass.samplers import (
     Bernoulli,
+    Budget,
     Clustered,
     Exhaustive,
     Importance,
     InBatch,
     Learned,
+    Nearest,
     Sampler,
     Systematic,
     WithExplicit,
@@ -35,8 +37,19 @@ DRAWING: dict[str, Callable[[Tensor, int, int | None], Sampler]] = {
     "bernoulli": lambda w, k, g: Bernoulli(w, k, group_size=g),
 }
 
-SAMPLERS: dict[str, Callable[[Tensor, int, int | None], Sampler]] = {
+# The same designs in other forms, whose outcomes can be listed as well.
+DESIGNS: dict[str, Callable[[Tensor, int, int | None], Sampler]] = {
     **DRAWING,
+    "systematic, stratified": lambda w, k, g: Systematic(w, k, stratified=True, group_size=g),
+    "systematic, heaviest first": lambda w, k, g: Systematic(w, k, order="frequency", group_size=g),
+    "systematic, random order": lambda w, k, g: Systematic(w, k, order="random", group_size=g),
+    "proportional bernoulli": lambda w, k, g: Bernoulli.proportional(w, k, group_size=g),
+}
+
+SAMPLERS: dict[str, Callable[[Tensor, int, int | None], Sampler]] = {
+    **DESIGNS,
+    "systematic, given order": lambda w, k, g: Systematic(w, k, order=torch.arange(len(w)).flip(0), group_size=g),
+    "systematic, order of clusters": lambda w, k, g: Systematic(w, k, order="cluster", group_size=g),
     "exhaustive": lambda w, k, g: Exhaustive(len(w)),
     "bernoulli, given probabilities": lambda w, k, g: Bernoulli.from_probabilities(
         (w / w.max()).clamp(min=1e-3), group_size=g
@@ -44,11 +57,13 @@ SAMPLERS: dict[str, Callable[[Tensor, int, int | None], Sampler]] = {
     "minibatch explicit": lambda w, k, g: WithExplicit(Importance(w, k, group_size=g), "batch"),
     "fixed set explicit": lambda w, k, g: WithExplicit(Systematic(w, k, group_size=g), torch.tensor([0, len(w) - 1])),
     "budget": lambda w, k, g: WithExplicit.budget(Bernoulli(w, k, group_size=g), min(k + 1, len(w))),
+    "budget of error": lambda w, k, g: Budget(Systematic(w, k, group_size=g), 0.1),
     "minibatch and fixed set explicit": lambda w, k, g: WithExplicit(
         WithExplicit(Importance(w, k, group_size=g), torch.tensor([1])), "batch"
     ),
     "clustered": lambda w, k, g: Clustered(w, k, group_size=g or 4),
     "in batch": lambda w, k, g: InBatch(w, k),
+    "nearest": lambda w, k, g: Nearest(w, max(k, 2), group_size=g),
     "learned": lambda w, k, g: Learned(w, k),
     "set alone": lambda w, k, g: WithExplicit(None, torch.arange(k), num_classes=len(w)),
 }

@@ -11,7 +11,7 @@ from torch import nn
 from manyclass import Block, Candidates, ClassCounts, ClassHead
 from manyclass.heads import _exact
 from manyclass.objectives import BlackOut, Likelihood, LogisticRanking, NoiseContrastive
-from manyclass.samplers import Bernoulli, Exhaustive, Importance, Learned, Systematic, WithExplicit
+from manyclass.samplers import Bernoulli, Budget, Exhaustive, Importance, Learned, Systematic, WithExplicit
 from tests.tables import OBJECTIVES, SAMPLERS
 
 C, D, B = 23, 6, 10
@@ -294,6 +294,53 @@ def test_with_only_counts_the_head_chooses():
     same(head.bias.detach(), ClassCounts(counts).frequency().log().float())
     assert isinstance(ClassHead(D, 10).sampler, Exhaustive)
     assert isinstance(ClassHead(D, 3000).sampler, Systematic)
+
+
+def test_the_head_draws_as_many_classes_as_it_is_told():
+    assert ClassHead(D, 3000, k=50).sampler.k == 50
+    assert ClassHead(D, 3000, counts=torch.arange(3000), k=50).sampler.k == 50
+    assert isinstance(ClassHead(D, 40, k=50).sampler, Exhaustive)
+    assert ClassHead.tied(nn.Embedding(3000, D), k=50).sampler.k == 50
+
+
+def test_the_head_draws_as_many_classes_as_an_error_takes():
+    head = ClassHead(D, 3000, counts=torch.arange(3000), k="auto", rmse_log_z=0.03)
+    assert isinstance(head.sampler, Budget)
+    assert isinstance(head.sampler.sampler, Learned)
+    assert (head.sampler.k, head.sampler.rmse_log_z) == (1024, 0.03)
+    tied = ClassHead.tied(nn.Embedding(3000, D), k="auto")
+    assert isinstance(tied.sampler.sampler, Systematic)
+    assert tied.sampler.rmse_log_z == 0.1
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"k": 50, "sampler": Exhaustive(3000)}, ValueError, r"`k` must be None where a `sampler` is given, .* got 50"),
+        ({"k": 50, "rmse_log_z": 0.2}, ValueError, r"`rmse_log_z` must be None unless `k` is 'auto', got 0.2"),
+        ({"rmse_log_z": 0.2}, ValueError, r"`rmse_log_z` must be None unless `k` is 'auto', got 0.2"),
+        ({"k": "all"}, ValueError, r"`k` must be one of 'auto', got 'all'"),
+        ({"k": 0}, ValueError, r"`k` must be at least 1, got 0"),
+        ({"k": 2.5}, TypeError, r"`k` must be an int, got 2.5"),
+        ({"k": "auto", "rmse_log_z": -1.0}, ValueError, r"`rmse_log_z` must be finite and above 0, got -1.0"),
+    ],
+)
+def test_a_k_that_cannot_be_is_refused(options, error, message):
+    with pytest.raises(error, match=message):
+        ClassHead(D, 3000, **options)
+
+
+def test_a_head_may_use_another_sampler():
+    head = make_head()
+    sampler = Systematic(torch.ones(C), 5, order="cluster")
+    head.use(sampler)
+    hidden, target = data()
+    assert head(hidden, target).isfinite()
+    assert head.sampler is sampler
+    assert sampler.order.vectors[0] is head.weight
+    with pytest.raises(ValueError, match=rf"`sampler` must draw from {C} classes, got 3"):
+        head.use(Exhaustive(3))
+    assert head.sampler is sampler
 
 
 def test_a_tied_head_shares_the_embedding():

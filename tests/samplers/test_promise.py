@@ -9,7 +9,7 @@ from manyclass import ClassCounts
 from manyclass.samplers import Bernoulli, Importance, Systematic, WithExplicit
 from tests import reference
 from tests.outcomes import outcomes
-from tests.tables import DRAWING, SAMPLERS
+from tests.tables import DESIGNS, DRAWING, SAMPLERS
 
 C = 4
 GROUP_SIZES = (None, 1, 2, 3)
@@ -39,12 +39,12 @@ def promised(g):
 @pytest.mark.parametrize("counts", COUNTS.values(), ids=COUNTS)
 @pytest.mark.parametrize("group_size", GROUP_SIZES)
 @pytest.mark.parametrize("k", range(1, C + 1))
-@pytest.mark.parametrize("name", DRAWING)
+@pytest.mark.parametrize("name", DESIGNS)
 def test_every_design_keeps_the_promise_for_every_explicit_and_excluded_set(name, k, group_size, counts):
     counts = ClassCounts(torch.tensor(counts))
     weights = counts.weights()
     g = torch.randn(C, dtype=torch.float64, generator=torch.Generator().manual_seed(k))
-    sampler = DRAWING[name](counts, k, group_size)
+    sampler = DESIGNS[name](counts, k, group_size)
     for explicit in [None, "batch", *SUBSETS]:
         left = weights.clone()
         if explicit is None:
@@ -78,7 +78,7 @@ def test_explicit_sets_within_each_other_keep_the_promise(group_size):
 OWN = ("set alone", "in batch", "learned")
 
 
-@pytest.mark.parametrize("name", [name for name in SAMPLERS if name not in (*DRAWING, *OWN)])
+@pytest.mark.parametrize("name", [name for name in SAMPLERS if name not in (*DESIGNS, *OWN)])
 def test_the_table_of_samplers_keeps_the_promise_on_average(name):
     weights = torch.tensor([2.0, 1.0, 5.0, 3.0, 1.0, 1.0], dtype=torch.float64)
     sampler = SAMPLERS[name](weights, 2, 1)

@@ -59,9 +59,10 @@ def test_another_seed_gives_another_draw(name):
 @pytest.mark.parametrize("name", SAMPLERS)
 def test_tables_keep_their_dtype(name, convert):
     sampler = SAMPLERS[name](torch.rand(C) + 0.1, 20, None)
+    head = ClassHead(5, C, sampler=sampler)
     before = draw(sampler)
     dtypes = {key: value.dtype for key, value in sampler.state_dict().items()}
-    head = convert(ClassHead(5, C, sampler=sampler))
+    head = convert(head)
     assert head.weight.dtype != torch.float32
     assert {key: value.dtype for key, value in head.sampler.state_dict().items()} == dtypes
     after = draw(head.sampler)
@@ -78,7 +79,7 @@ def test_state_goes_round_into_a_sampler_of_other_weights(name):
     assert identical(draw(other), draw(sampler))
 
 
-@pytest.mark.parametrize("make", [Importance, Systematic, Bernoulli])
+@pytest.mark.parametrize("make", [Importance, Systematic, Bernoulli, Bernoulli.proportional])
 def test_streaming_counts_are_part_of_the_state(make):
     counts = ClassCounts.streaming(C)
     sampler = make(counts, 20)
@@ -91,7 +92,7 @@ def test_streaming_counts_are_part_of_the_state(make):
     assert identical(draw(fresh), draw(sampler))
 
 
-@pytest.mark.parametrize("make", [Importance, Systematic, Bernoulli])
+@pytest.mark.parametrize("make", [Importance, Systematic, Bernoulli, Bernoulli.proportional])
 def test_a_sampler_of_counts_can_be_resized(make):
     sampler = WithExplicit(make(ClassCounts(torch.arange(C)), 20), torch.tensor([3, C - 1]))
     sampler.resize(C + 50)

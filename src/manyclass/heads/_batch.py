@@ -43,6 +43,14 @@ class Batch:
         hidden, target = self.hidden[self.valid], self.target[self.valid]
         return Batch(hidden, target, None, weight, exclude, log_z, target.shape)
 
+    def every(self, step: int) -> "Batch":
+        """Every `step`-th example."""
+        valid, weight, exclude, log_z = (
+            None if x is None else x[::step].contiguous() for x in (self.valid, self.weight, self.exclude, self.log_z)
+        )
+        hidden, target = self.hidden[::step].contiguous(), self.target[::step].contiguous()
+        return Batch(hidden, target, valid, weight, exclude, log_z, target.shape)
+
     def reduce(self, loss: Tensor, reduction: str) -> Tensor:
         """Losses [B] to what `reduction` says. The mean is weighted; of no examples, or of no weight, it is 0."""
         if reduction == "mean" and self.valid is None and self.weight is None:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, TypeGuard
 
 import torch
 from torch import Tensor
@@ -11,7 +11,11 @@ from manyclass import _check
 from manyclass.candidates import Candidates
 from manyclass.heads._batch import Batch
 from manyclass.objectives import Likelihood, LogSumExp, Objective
-from manyclass.samplers import LearningSampler, Sampler
+from manyclass.samplers import BudgetedSampler, LearningSampler, Sampler
+
+_TOLD = 256  # examples that a learning sampler is told of, at most
+_PROBED = 64
+_PROBE_DRAWS = 4
 
 
 class SampledHead(Protocol):
@@ -67,22 +71,59 @@ def sampled_loss(
     # Where it is NaN, the longer way knows why.
     if loss is None or (_check.reads_values(loss) and math.isnan(loss.detach().sum().item())):
         loss = candidate_loss(head, batch, candidates, observe=observer(head, candidates))
+    sampler = head.sampler
+    if _trains_log_z(head) and _is_budgeted(sampler) and sampler.due():
+        sampler.take_error(error_of_log_z(head, batch, generator))
     return loss
+
+
+# As isinstance would say, which asks for every member of a protocol at each step, for 30 µs.
+def _is_budgeted(sampler: Sampler) -> TypeGuard[BudgetedSampler]:
+    return hasattr(sampler, "take_error")
+
+
+def _is_learning(sampler: Sampler) -> TypeGuard[LearningSampler]:
+    return hasattr(sampler, "observe")
+
+
+def _trains_log_z(head: SampledHead) -> bool:
+    """Whether a sampler may learn from this step: there is a Z̃, and it is for training."""
+    form = head.objective.form
+    # What is learnt changes tables, which a compiled graph holds as they are.
+    if torch.compiler.is_compiling() or not (head.training and torch.is_grad_enabled()):
+        return False
+    return isinstance(form, LogSumExp) and form.kappa
+
+
+@torch.no_grad()
+def error_of_log_z(head: SampledHead, batch: Batch, generator: torch.Generator | None) -> float:
+    """The root-mean-square error of log Z̃ over a few examples, from how far draws differ: no pass over all classes.
+
+    NaN where all of these examples are ignored. Waits for the device.
+    """
+    few = batch.every(-(-len(batch.target) // _PROBED))
+    losses = []
+    for _ in range(_PROBE_DRAWS):
+        candidates = draw(head, few, head.objective, generator)
+        # log Z̃ less the target's score, which is the same in all of them.
+        losses.append(head.objective(*head.candidate_scores(few.hidden, few.target, candidates), candidates))
+    variance = torch.stack(losses).double().var(0)
+    return math.sqrt(variance.mean() if few.valid is None else variance[few.valid].mean())
 
 
 def observer(head: SampledHead, candidates: Candidates) -> Callable[[Tensor], None] | None:
     """Who is to be told of κ u/Z̃ [B, K]; None: nobody, or there is no Z̃ to tell of."""
-    form = head.objective.form
-    sampler = head.sampler
-    learns = isinstance(sampler, LearningSampler) and head.training and torch.is_grad_enabled()
-    # What is learnt changes tables, which a compiled graph holds as they are.
-    if not learns or torch.compiler.is_compiling() or not isinstance(form, LogSumExp) or not form.kappa:
+    if not _trains_log_z(head):
+        return None
+    learner = head.sampler.sampler if _is_budgeted(head.sampler) else head.sampler
+    if not _is_learning(learner):
         return None
 
     def observe(weighted: Tensor) -> None:
-        assert isinstance(sampler, LearningSampler)
-        rms = torch.linalg.vector_norm(weighted, dim=0) / math.sqrt(len(weighted))
-        sampler.observe(candidates, rms * (-candidates.blocks[0].log_kappa[0]).exp())
+        # Some examples tell as much in the long run, and all of them would cost a quarter of the step.
+        some = weighted[:: -(-len(weighted) // _TOLD)]
+        rms = some.square().mean(0).sqrt_()
+        learner.observe(candidates, rms * (-candidates.blocks[0].log_kappa[0]).exp())
 
     return observe
 

@@ -14,15 +14,14 @@ from manyclass.counts import ClassCounts
 from manyclass.heads import _exact
 from manyclass.heads._batch import flatten, wide
 from manyclass.heads._closed_form import closed_form
+from manyclass.heads._default import choose_sampler
 from manyclass.heads._exact import TopK
 from manyclass.heads._resize import resize_rows, resize_state
 from manyclass.heads._rows import RowLookup, observed
 from manyclass.heads._sampled import approximate_log_likelihood, sampled_loss
 from manyclass.kernels import exclude_hits, linear_scores
 from manyclass.objectives import Likelihood, Objective
-from manyclass.samplers import Exhaustive, FollowingSampler, Learned, Sampler, Systematic
-
-DEFAULT_K = 1024
+from manyclass.samplers import FollowingSampler, Sampler
 
 
 class ClassHead(nn.Module):
@@ -32,8 +31,10 @@ class ClassHead(nn.Module):
         dim: D, the length of `hidden`.
         num_classes: C.
         counts: how often each class occurs. The bias starts at the log frequency, and the default sampler uses it.
-        sampler: which classes a step scores. Default: `Learned` from the counts with k = 1024; every class where
-            there are no more than that; `Systematic` with uniform weights where there are no counts.
+        sampler: which classes a step scores. Default: `Learned` from the counts; every class where there are no more
+            than k; `Systematic` with uniform weights where there are no counts.
+        k: classes that the default sampler draws, 1024 if not said; or "auto": as many as `rmse_log_z` takes.
+        rmse_log_z: the error of log Z̃ that "auto" is to keep to (`Budget`). Default: 0.1.
         objective: what is maximised. Default: `Likelihood`.
         bias: whether classes have a bias.
         similarity: "dot", or "cosine": s(c) = scale · cos(w_c, hidden) + b_c.
@@ -64,6 +65,8 @@ class ClassHead(nn.Module):
         *,
         counts: ClassCounts | Tensor | None = None,
         sampler: Sampler | None = None,
+        k: int | str | None = None,
+        rmse_log_z: float | None = None,
         objective: Objective | None = None,
         bias: bool = True,
         similarity: str = "dot",
@@ -93,11 +96,7 @@ class ClassHead(nn.Module):
         if bias:
             start = torch.zeros(num_classes) if counts is None else counts.frequency().log()
             self.bias = nn.Parameter(start.to(weight))
-        if sampler is None:
-            sampler = _default_sampler(num_classes, counts)
-        if sampler.num_classes != num_classes:
-            raise ValueError(f"`sampler` must draw from {num_classes} classes, got {sampler.num_classes}")
-        self._take_sampler(sampler)
+        self.use(choose_sampler(sampler, num_classes, counts, k=k, rmse_log_z=rmse_log_z))
         self.objective = Likelihood() if objective is None else objective
         self._rows = RowLookup(self.weight, sparse=sparse)
         self._biases = None if self.bias is None else RowLookup(self.bias, sparse=sparse)
@@ -110,6 +109,8 @@ class ClassHead(nn.Module):
         *,
         counts: ClassCounts | Tensor | None = None,
         sampler: Sampler | None = None,
+        k: int | str | None = None,
+        rmse_log_z: float | None = None,
         objective: Objective | None = None,
         bias: bool = True,
         similarity: str = "dot",
@@ -137,6 +138,8 @@ class ClassHead(nn.Module):
             embedding.num_embeddings,
             counts=counts,
             sampler=sampler,
+            k=k,
+            rmse_log_z=rmse_log_z,
             objective=objective,
             bias=bias,
             similarity=similarity,
@@ -301,15 +304,18 @@ class ClassHead(nn.Module):
         for embedding in self._tied:
             embedding.num_embeddings = num_classes
         # One that follows the class vectors must see as many as it has classes.
-        self._take_sampler(self.sampler if sampler is None else sampler)
+        self.use(self.sampler if sampler is None else sampler)
         if optimizer is not None:
             for parameter in self.parameters(recurse=False):
                 resize_state(optimizer, parameter, old)
 
-    def _take_sampler(self, sampler: Sampler) -> None:
+    def use(self, sampler: Sampler) -> None:
+        """Draw with this sampler from now on. One that looks at class vectors is shown the head's."""
+        if sampler.num_classes != self.num_classes:
+            raise ValueError(f"`sampler` must draw from {self.num_classes} classes, got {sampler.num_classes}")
         self.sampler = sampler.to(self.weight.device)
         if isinstance(sampler, FollowingSampler):
-            sampler.follow(self.weight)
+            sampler.follow(self.weight, self.bias)
 
     def candidate_scores(self, hidden: Tensor, target: Tensor, candidates: Candidates) -> tuple[Tensor, Tensor]:
         """Scores of the targets [B] and of the candidates [B, ΣK], -inf where excluded."""
@@ -397,11 +403,3 @@ def _initial_rows(
     """Rows as nn.Linear starts them."""
     bound = 1 / math.sqrt(dim)
     return torch.empty(rows, dim, device=device, dtype=dtype).uniform_(-bound, bound)
-
-
-def _default_sampler(num_classes: int, counts: ClassCounts | None) -> Sampler:
-    if num_classes <= DEFAULT_K:
-        return Exhaustive(num_classes)
-    if counts is None:
-        return Systematic(torch.ones(num_classes), DEFAULT_K)
-    return Learned(counts, DEFAULT_K)

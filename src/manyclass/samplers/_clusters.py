@@ -7,7 +7,7 @@ from manyclass._derived import follow_loaded_state
 
 _SAMPLE = 64  # rows a centroid is learnt from, on average
 _ROUNDS = 8
-_CHUNK = 1 << 16
+_ELEMENTS = 1 << 25  # scores held at once
 
 
 class Clusters(nn.Module):
@@ -19,6 +19,7 @@ class Clusters(nn.Module):
     Args:
         weight: float64 [C], above 0.
         number: J.
+        centroids: float32 [J, D], where to learn from; None: from some of the vectors.
     """
 
     _centroid_bits: Tensor
@@ -28,11 +29,12 @@ class Clusters(nn.Module):
     _cumulative_bits: Tensor
     _mass_bits: Tensor
 
-    def __init__(self, weight: Tensor, number: int) -> None:
+    def __init__(self, weight: Tensor, number: int, *, centroids: Tensor | None = None) -> None:
         super().__init__()
         self.number = number
         # As integers the bits of floats are safe from `.half()` and `.to(dtype)`, which convert every floating buffer.
-        self.register_buffer("_centroid_bits", torch.empty(number, 0, dtype=torch.int32))
+        centroids = torch.empty(number, 0) if centroids is None else centroids
+        self.register_buffer("_centroid_bits", centroids.view(torch.int32))
         for name in ("_label", "_place", "_sorted", "_cumulative_bits", "_mass_bits"):
             self.register_buffer(name, torch.empty(0, dtype=torch.int64))
         follow_loaded_state(self)
@@ -57,24 +59,10 @@ class Clusters(nn.Module):
     def learn(self, vectors: Tensor, weight: Tensor) -> None:
         """Cluster class vectors [C, D] anew, from where the centroids are; `weight` as at first."""
         vectors = vectors.detach()
-        classes, dim = vectors.shape
-        # Always the same ones: a draw follows from the generator it is given and from nothing else that is random.
-        chosen = torch.randint(classes, (_SAMPLE * self.number,), generator=torch.Generator().manual_seed(0))
-        rows = vectors[chosen.to(vectors.device)].float()
-        fresh = self.centroids.shape[1] != dim
-        centroids = rows[: self.number].clone() if fresh else self.centroids
-        for turn in range(_ROUNDS if fresh else 2):
-            label = _nearest(rows, centroids)
-            total = torch.zeros_like(centroids).index_add_(0, label, rows)
-            count = torch.bincount(label, minlength=self.number).unsqueeze(1)
-            # A cluster that nobody is in begins anew at some row.
-            elsewhere = rows.roll(-(turn + 1) * self.number, 0)[: self.number]
-            centroids = torch.where(count > 0, total / count.clamp(min=1), elsewhere)
-        centred = centroids - centroids.mean(0)
-        direction = torch.linalg.eigh(centred.T @ centred).eigenvectors[:, -1]
-        centroids = centroids[(centred @ direction).argsort()]
-        label = torch.cat([_nearest(part.float(), centroids) for part in vectors.split(_CHUNK)])
-        self._centroid_bits = centroids.contiguous().view(torch.int32)
+        start = self.centroids if self.centroids.shape[1] == vectors.shape[1] else None
+        centroids = learn_centroids(vectors, self.number, start)
+        label = nearest(vectors, centroids)
+        self._centroid_bits = centroids.view(torch.int32)
         self._arrange(label, weight)
 
     def _arrange(self, label: Tensor, weight: Tensor) -> None:
@@ -116,6 +104,33 @@ class Clusters(nn.Module):
         return cumulative[place + 1] - torch.maximum(cumulative[place], cumulative[place + 1].ceil() - 1)
 
 
-def _nearest(rows: Tensor, centroids: Tensor) -> Tensor:
-    """The centroid at the least distance of each row."""
-    return (rows @ centroids.T - centroids.square().sum(1) / 2).argmax(1)
+@torch.no_grad()
+def learn_centroids(vectors: Tensor, number: int, start: Tensor | None = None) -> Tensor:
+    """float32 [J, D]: centroids of vectors [N, D], learnt from a sample of them, along the direction they differ most.
+
+    Args:
+        vectors: at least one.
+        number: J.
+        start: centroids that were learnt before, of vectors that have moved a little since.
+    """
+    # Always the same ones: a draw follows from the generator it is given and from nothing else that is random.
+    chosen = torch.randint(len(vectors), (_SAMPLE * number,), generator=torch.Generator().manual_seed(0))
+    rows = vectors[chosen.to(vectors.device)].float()
+    centroids = rows[:number].clone() if start is None else start
+    for turn in range(_ROUNDS if start is None else 2):
+        label = nearest(rows, centroids)
+        total = torch.zeros_like(centroids).index_add_(0, label, rows)
+        count = torch.bincount(label, minlength=number).unsqueeze(1)
+        # A cluster that nobody is in begins anew at some row.
+        elsewhere = rows.roll(-(turn + 1) * number, 0)[:number]
+        centroids = torch.where(count > 0, total / count.clamp(min=1), elsewhere)
+    centred = centroids - centroids.mean(0)
+    direction = torch.linalg.eigh(centred.T @ centred).eigenvectors[:, -1]
+    return centroids[(centred @ direction).argsort()].contiguous()
+
+
+def nearest(rows: Tensor, centroids: Tensor) -> Tensor:
+    """The centroid at the least distance of each row, in chunks that fit into memory."""
+    half = centroids.square().sum(1) / 2
+    parts = rows.split(max(1, _ELEMENTS // len(centroids)))
+    return torch.cat([(part.float() @ centroids.T - half).argmax(1) for part in parts])

@@ -1,6 +1,7 @@
 """What every sampler is, and what they share."""
 
-from typing import Protocol, Self, runtime_checkable
+from collections.abc import Callable, Iterator
+from typing import NamedTuple, Protocol, Self, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -82,8 +83,8 @@ class TableSampler(Sampler, Protocol):
 class FollowingSampler(Sampler, Protocol):
     """A sampler that looks at class vectors: a head shows it its own."""
 
-    def follow(self, vectors: Tensor) -> None:
-        """Draw with regard to these vectors [C, D], as they will be at each draw."""
+    def follow(self, vectors: Tensor, bias: Tensor | None = None) -> None:
+        """Draw with regard to these vectors [C, D] and biases [C], as they will be at each draw."""
         ...
 
 
@@ -93,6 +94,51 @@ class LearningSampler(Sampler, Protocol):
 
     def observe(self, candidates: Candidates, p: Tensor) -> None:
         """Told after a training step's draw: p [K] is the root of the mean over the batch of (u/Z̃)² of each slot."""
+        ...
+
+
+@runtime_checkable
+class AdjustableSampler(Sampler, Protocol):
+    """A sampler whose number of classes drawn can be changed."""
+
+    @property
+    def k(self) -> int | None: ...
+
+    def set_k(self, k: int) -> None:
+        """Draw another number of classes from now on. May rebuild tables of C entries."""
+        ...
+
+
+class BudgetedSampler(Sampler, Protocol):
+    """A sampler that is told the error of log Z̃ now and then, and draws with another one."""
+
+    @property
+    def sampler(self) -> Sampler:
+        """The one that draws, and that learns if it can."""
+        ...
+
+    def due(self) -> bool:
+        """Whether the error is wanted in this training step, which is counted."""
+        ...
+
+    def take_error(self, error: float) -> None:
+        """Told the root-mean-square error of log Z̃; NaN where there was nothing to measure."""
+        ...
+
+
+class Upkeep(NamedTuple):
+    """Something that a sampler does now and then, beside its draws."""
+
+    run: Callable[[], None]
+    every: int
+
+
+@runtime_checkable
+class UpkeptSampler(Sampler, Protocol):
+    """A sampler whose steps are not all alike: what it does now and then can be asked for, and timed."""
+
+    def upkeep(self) -> Iterator[Upkeep]:
+        """What is done now and then, and how often."""
         ...
 
 

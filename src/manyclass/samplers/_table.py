@@ -18,7 +18,7 @@ class MassTable(nn.Module):
 
     Masses are read back as differences of the stored sum, so a class is drawn with exactly the probability that
     its weight is later divided by, whatever rounding did to the sum. Classes of mass 0 are not in the sum; the
-    others are known in it by their rank.
+    others are known in it by their rank. Classes lie on the line by their ids, or in an order that is given.
 
     A guide leads to the class at a position. The line is cut into stretches of equal length, and each stretch into
     about as many cells of equal length as classes begin in it; for each cell the guide holds the last class that
@@ -28,6 +28,7 @@ class MassTable(nn.Module):
     Args:
         mass: float64 [C], finite and not negative.
         name: what the caller's user knows the masses as, for the error.
+        order: int64 [C], the ids in the order in which they lie on the line; None: by id.
 
     Raises:
         ValueError: a mass so small beside the others that their sum cannot hold it.
@@ -35,25 +36,32 @@ class MassTable(nn.Module):
 
     _cumulative_bits: Tensor
     _zero: Tensor
+    _order: Tensor | None
+    _place: Tensor | None
     _ids: Tensor
     _intercept_bits: Tensor
     _slope_bits: Tensor
     _guide: Tensor
     _steps: tuple[int, ...]
 
-    def __init__(self, mass: Tensor, *, name: str = "weights") -> None:
+    def __init__(self, mass: Tensor, *, name: str = "weights", order: Tensor | None = None) -> None:
         super().__init__()
         nothing = torch.empty(0, dtype=torch.int64)
         # As int64 the bits of floats are safe from `.half()` and `.to(dtype)`, which convert every floating buffer.
         self.register_buffer("_cumulative_bits", nothing)
         self.register_buffer("_zero", nothing)
+        self.register_buffer("_order", None)
+        self.register_buffer("_place", None, persistent=False)
         for derived in ("_ids", "_intercept_bits", "_slope_bits", "_guide"):
             self.register_buffer(derived, nothing, persistent=False)
-        self.fill(mass, name=name)
+        self.fill(mass, name=name, order=order)
         follow_loaded_state(self)
 
-    def fill(self, mass: Tensor, *, name: str = "weights") -> None:
+    def fill(self, mass: Tensor, *, name: str = "weights", order: Tensor | None = None) -> None:
         """Build the table anew."""
+        if order is not None:
+            mass = mass[order]
+        self._order = order
         cumulative = mass.new_zeros(len(mass) + 1)
         torch.cumsum(mass, 0, out=cumulative[1:])
         if mass.device.type != "cpu":
@@ -66,9 +74,10 @@ class MassTable(nn.Module):
             lost = positive & (ends[1:] == ends[:-1])
             if lost.any():
                 c = start + int(lost.nonzero()[0])
+                position = c if order is None else int(order[c])
                 raise ValueError(
-                    f"`{name}` must not span more than 15 orders of magnitude, got {mass[c].item():g} at position {c}, "
-                    f"which is lost beside a total of {cumulative[-1].item():g}"
+                    f"`{name}` must not span more than 15 orders of magnitude, got {mass[c].item():g} at position "
+                    f"{position}, which is lost beside a total of {cumulative[-1].item():g}"
                 )
             zeros.append((~positive).nonzero().squeeze(1) + start)
             ends = ends[1:][positive]
@@ -85,6 +94,10 @@ class MassTable(nn.Module):
         n = len(cumulative) - 1
         self.num_classes = n + len(self._zero)
         self._has_zero = len(self._zero) > 0
+        self._ranks_are_ids = not self._has_zero and self._order is None
+        if self._order is not None:
+            self._place = torch.empty_like(self._order)
+            self._place[self._order] = torch.arange(self.num_classes, device=self.device)
         self.total = float(cumulative[-1])
         stretches = -(-n // _STRETCH)
         self._scale = stretches / self.total if n else 0.0
@@ -118,13 +131,14 @@ class MassTable(nn.Module):
         # Starting earlier near the end keeps the steps, which sum to the widest cell, inside the table.
         self._guide = guide.clamp_(max=n - 1 - widest)
         self._widest, self._steps = widest, _halvings(widest)
-        if self._has_zero:
-            # The places of the missing classes among the others: rank r belongs to id r + #{places ≤ r}.
+        if not self._ranks_are_ids:
+            # The places of the missing classes among the others: rank r lies at place r + #{places ≤ r}.
             places = self._zero - torch.arange(len(self._zero), device=self.device)
             self._ids = torch.empty(n, dtype=guide.dtype, device=self.device)
             for start, part in _parts(self._ids):
                 rank = torch.arange(start, start + len(part), device=self.device)
-                part.copy_(rank + torch.searchsorted(places, rank, right=True))
+                place = rank + torch.searchsorted(places, rank, right=True)
+                part.copy_(place if self._order is None else self._order[place])
 
     def _cell(self, position: Tensor) -> Tensor:
         """The cells [N] of positions [N]."""
@@ -140,6 +154,11 @@ class MassTable(nn.Module):
     def device(self) -> torch.device:
         return self._cumulative_bits.device
 
+    @property
+    def order(self) -> Tensor | None:
+        """int64 [C]: the ids as they lie on the line; None: by id."""
+        return self._order
+
     def locate(self, position: Tensor) -> tuple[Tensor, Tensor]:
         """Ids and masses of the classes that own these positions, float64 of any shape in [0, total]."""
         if native.runs_on(position):
@@ -149,7 +168,7 @@ class MassTable(nn.Module):
     def searched(self) -> native.Table:
         """The table as compiled kernels take it; made anew where its tensors were replaced, as by `.to`."""
         if self._searched is None or self._searched.cumulative is not self._cumulative_bits:
-            ids = self._ids if self._has_zero else None
+            ids = None if self._ranks_are_ids else self._ids
             bits = (self._cumulative_bits, self._intercept_bits, self._slope_bits)
             self._searched = native.Table(*bits, self._scale, self._widest, self._guide, ids)
         return self._searched
@@ -163,16 +182,17 @@ class MassTable(nn.Module):
             probe = rank + step
             rank = torch.where(cumulative.index_select(0, probe) <= position, probe, rank)
         mass = cumulative.index_select(0, rank + 1).sub_(cumulative.index_select(0, rank))
-        ids = self._ids.index_select(0, rank) if self._has_zero else rank
+        ids = rank if self._ranks_are_ids else self._ids.index_select(0, rank)
         return ids.long().reshape(shape), mass.reshape(shape)
 
     def interval(self, ids: Tensor) -> tuple[Tensor, Tensor]:
         """Where the intervals of classes start and end; a class of mass 0 has an empty one between its neighbours."""
-        cumulative, rank, behind = self._cumulative, ids, ids + 1
+        place = ids if self._place is None else self._place.take(ids)
+        cumulative, rank, behind = self._cumulative, place, place + 1
         if self._has_zero:
-            before = torch.searchsorted(self._zero, ids)
-            absent = self._zero.take(before.clamp(max=len(self._zero) - 1)) == ids
-            rank = ids - before
+            before = torch.searchsorted(self._zero, place)
+            absent = self._zero.take(before.clamp(max=len(self._zero) - 1)) == place
+            rank = place - before
             behind = torch.where(absent, rank, rank + 1)
         return cumulative.take(rank), cumulative.take(behind)
 

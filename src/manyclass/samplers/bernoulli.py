@@ -9,6 +9,7 @@ from manyclass import _check
 from manyclass._derived import follow_loaded_state
 from manyclass.candidates import Block, Candidates, join
 from manyclass.counts import ClassCounts, exponent
+from manyclass.samplers._inclusion import inclusion_probabilities
 from manyclass.samplers._sampler import check_group_size, checked_draw, num_groups
 from manyclass.samplers._source import WeightSource
 from manyclass.samplers._table import MassTable
@@ -51,6 +52,28 @@ class Bernoulli(nn.Module):
         self._set_up(source, _check.whole("k", k, 1, source.num_classes), group_size)
 
     @classmethod
+    def proportional(
+        cls, weights: Tensor | ClassCounts | WeightSource, k: int, *, group_size: int | None = None
+    ) -> "Bernoulli":
+        """Keep classes with probabilities proportional to size: b = min(1, a·weight), a solved for Σ b = k.
+
+        Args:
+            weights: C positive numbers or ClassCounts.
+            k: classes kept on average, at most C.
+            group_size: how many examples share a draw.
+
+        Raises:
+            ValueError: k above C; weights negative, infinite or NaN; when drawing, 0 for a class that is not explicit.
+
+        Example:
+            >>> sampler = Bernoulli.proportional(torch.tensor([9.0, 1.0, 1.0, 1.0]), k=2)
+            >>> sampler(torch.arange(4)).target_log_kappa().exp().round()
+            tensor([1., 3., 3., 3.], dtype=torch.float64)
+        """
+        source = weights if isinstance(weights, WeightSource) else WeightSource(weights)
+        return cls._of(source, _check.whole("k", k, 1, source.num_classes), group_size, proportional=True)
+
+    @classmethod
     def from_probabilities(cls, probabilities: Tensor | WeightSource, *, group_size: int | None = None) -> "Bernoulli":
         """Keep class c with probability probabilities[c], any numbers in (0, 1].
 
@@ -64,14 +87,23 @@ class Bernoulli(nn.Module):
             above = source.read() > 1
             if above.any():
                 raise ValueError(f"`probabilities` must be at most 1, {_check.at_first(probabilities, above)}")
+        return cls._of(source, None, group_size)
+
+    @classmethod
+    def _of(
+        cls, source: WeightSource, k: int | None, group_size: int | None, *, proportional: bool = False
+    ) -> "Bernoulli":
         sampler = cls.__new__(cls)
         nn.Module.__init__(sampler)
-        sampler._set_up(source, None, group_size)
+        sampler._set_up(source, k, group_size, proportional=proportional)
         return sampler
 
-    def _set_up(self, source: WeightSource, k: int | None, group_size: int | None) -> None:
+    def _set_up(
+        self, source: WeightSource, k: int | None, group_size: int | None, *, proportional: bool = False
+    ) -> None:
         self.source = source
         self.k = k
+        self._proportional = proportional
         self.group_size = check_group_size(group_size)
         rate, likely, b = self._split()
         self.register_buffer("_likely", likely)
@@ -84,8 +116,10 @@ class Bernoulli(nn.Module):
     def _split(self) -> tuple[Tensor, Tensor, Tensor]:
         """-log(1 - b) of the classes of b ≤ 1/2 (0 for the others), the ids of the others and their b."""
         b = self.source.read()
+        if self.k is not None and self._proportional:
+            b = inclusion_probabilities(b, self.k)
         # Where an explicit set takes every class, none is left to solve for.
-        if self.k is not None and b.any():
+        elif self.k is not None and b.any():
             alpha = exponent(b.div_(float(b.sum())), min(self.k, int((b > 0).sum())))
             b = torch.where(b > 0, b.pow_(alpha), 0.0)
         likely = (b > 0.5).nonzero().squeeze(1)
@@ -145,17 +179,21 @@ class Bernoulli(nn.Module):
 
     def without(self, ids: Tensor) -> "Bernoulli":
         """The same design over all classes but these, which somebody else sums."""
-        source = self.source.without(ids)
-        if self.k is None:
-            return Bernoulli.from_probabilities(source, group_size=self.group_size)
-        return Bernoulli(source, self.k, group_size=self.group_size)
+        return Bernoulli._of(self.source.without(ids), self.k, self.group_size, proportional=self._proportional)
 
     def heaviest(self, n: int) -> Tensor:
         """The n classes that are drawn most often, in ascending order."""
         return self.source.heaviest(n)
 
+    def set_k(self, k: int) -> None:
+        """Keep another number of classes on average."""
+        if self.k is None:
+            raise ValueError(f"`k` must stay unknown where probabilities were given, got {k}")
+        self.k = _check.whole("k", k, 1, self.num_classes)
+        self.refresh()
+
     def refresh(self) -> None:
-        """Solve α again and rebuild the table from the counts."""
+        """Solve for the probabilities again and rebuild the table from the counts."""
         rate, likely, b = (x.to(self.table.device) for x in self._split())
         self._likely, self._likely_bits = likely, b.view(torch.int64)
         self.table.fill(rate, name=self.source.name)

@@ -1,6 +1,7 @@
 """Groups of similar examples, each drawing its own classes where its clusters of classes are likely."""
 
 import math
+from collections.abc import Callable, Iterator
 
 import torch
 import torch.nn.functional as F
@@ -10,7 +11,8 @@ from manyclass import _check
 from manyclass.candidates import Block, Candidates
 from manyclass.counts import ClassCounts
 from manyclass.samplers._clusters import Clusters
-from manyclass.samplers._sampler import checked_draw
+from manyclass.samplers._renewal import Renewal
+from manyclass.samplers._sampler import Upkeep, checked_draw
 from manyclass.samplers._source import WeightSource
 
 
@@ -22,7 +24,8 @@ class Clustered(nn.Module):
     proposal M(j) is the root of the mean square of its examples' (and a part `mix` of the weights alone). Within a
     cluster classes have their share r of its weight. A comb of unit spacing falls on the line of masses k M r, one
     random offset for each group: O(√C + k) a step, κ = 1/(k M r). Clusters that have gone stale cost variance, never
-    bias; a class of k M r above 1 may be drawn more than once, each time with that κ.
+    bias; a class of k M r above 1 is drawn for certain, κ = 1, and its further slots are empty. They are learnt anew
+    on a thread, from a copy of the class vectors, and taken up a quarter of `every` draws later.
 
     Without `hidden`, or before a head has shown its class vectors, M is the weights alone.
 
@@ -71,7 +74,7 @@ class Clustered(nn.Module):
         self._num_clusters = None if clusters is None else _check.whole("clusters", clusters, 1, classes)
         self._every = None if every is None else _check.whole("every", every, 1)
         self._vectors: tuple[Tensor, ...] = ()
-        self._draws = 0
+        self.renewal: Renewal[Clusters] = Renewal()
         self.register_buffer("_explicit", torch.empty(0, dtype=torch.int64))
         self._set_up()
 
@@ -87,14 +90,17 @@ class Clustered(nn.Module):
         number = self._num_clusters or max(1, min(4 * math.isqrt(len(weight)), len(weight) // 4))
         self.clusters = Clusters(weight, number)
 
-    def follow(self, vectors: Tensor) -> None:
-        """Cluster these class vectors [C, D], now and again every so many draws. A head shows its own."""
+    def follow(self, vectors: Tensor, bias: Tensor | None = None) -> None:
+        """Cluster these class vectors [C, D], now and again every so many draws. A head shows its own.
+
+        The bias changes nothing: it is in the weights, as far as classes are frequent.
+        """
         _check.tensor("vectors", vectors)
         if vectors.dim() != 2 or vectors.shape[0] != self.num_classes:
             raise ValueError(f"`vectors` must have shape [{self.num_classes}, D], got {list(vectors.shape)}")
         # In a tuple, lest the head's parameter become the sampler's too.
         self._vectors = (vectors,)
-        self._draws = 0
+        self.renewal.restart()
 
     @property
     def num_classes(self) -> int:
@@ -120,12 +126,19 @@ class Clustered(nn.Module):
         # How far into its cluster a tooth falls; rounding must not take it into the next.
         inside = ((position - start) / mass).clamp_(0.0, 1 - 1e-12)
         ids, share = self.clusters.locate(cluster + inside)
-        block = Block(ids, (mass * share).mul_(drawn).log_().neg_(), order)
+        # A class longer than the gap of two teeth is drawn for certain. Teeth ascend: a second draw follows the first.
+        log_kappa = (mass * share).mul_(drawn).log_().neg_().clamp_(min=0.0)
+        log_kappa[:, 1:].masked_fill_(ids[:, 1:] == ids[:, :-1], -math.inf)
+        block = Block(ids, log_kappa, order)
         blocks: tuple[Block, ...] = (block,)
         if self._num_explicit:
             known = self._explicit.unsqueeze(0)
             blocks = (Block(known, torch.zeros(known.shape, dtype=torch.float64, device=known.device)), block)
-        return Candidates(blocks, exclude, lambda: self._log_kappa(target, cumulative, block), self.num_classes)
+        # Asked later, there may be other clusters.
+        clusters = self.clusters
+        return Candidates(
+            blocks, exclude, lambda: self._log_kappa(target, clusters, cumulative, block), self.num_classes
+        )
 
     @torch.no_grad()
     def _proposal(self, hidden: Tensor | None, batch: int) -> tuple[Tensor, Tensor | None]:
@@ -147,24 +160,51 @@ class Clustered(nn.Module):
         return _normalised_sum(mass / mass.sum(1, keepdim=True) + self.mix * weight), order
 
     def _follow_vectors(self) -> None:
-        if self._draws % (self._every or max(500, self.num_classes // 64)) == 0:
+        first = self.renewal.steps == 0
+        if first:
             self.refresh()
         # Evaluations and probes do not train, and do not make the clusters older.
-        self._draws += self.training or self._draws == 0
+        if first or self.training:
+            self.clusters = self.renewal.step(self.clusters, self.every, self._snapshot)
 
-    def _log_kappa(self, target: Tensor, cumulative: Tensor, block: Block) -> Tensor:
+    def _snapshot(self) -> Callable[[], Clusters]:
+        """What clusters follow from, copied, and how they do."""
+        vectors, weight = self._vectors[0].detach().clone(), self._drawn_weight()
+        number, centroids = self.clusters.number, self.clusters.centroids
+
+        def build() -> Clusters:
+            clusters = Clusters(weight, number, centroids=centroids)
+            clusters.learn(vectors, weight)
+            return clusters
+
+        return build
+
+    def _drawn_weight(self) -> Tensor:
+        weight = self.source.read().to(self.device)
+        weight[self._explicit] = 0.0
+        return weight
+
+    def _log_kappa(self, target: Tensor, clusters: Clusters, cumulative: Tensor, block: Block) -> Tensor:
         groups = torch.arange(len(cumulative), device=target.device).unsqueeze(1)
         group = block.spread(groups, len(target)).squeeze(1)
-        _, mass = _interval(cumulative[group], self.clusters.label(target).unsqueeze(1))
-        expected = (self.k - self._num_explicit) * mass.squeeze(1) * self.clusters.share(target)
-        return torch.where(torch.isin(target, self._explicit), 0.0, -expected.log())
+        _, mass = _interval(cumulative[group], clusters.label(target).unsqueeze(1))
+        expected = (self.k - self._num_explicit) * mass.squeeze(1) * clusters.share(target)
+        return torch.where(torch.isin(target, self._explicit), 0.0, -expected.log()).clamp(min=0.0)
+
+    @property
+    def every(self) -> int:
+        """Draws for training between two clusterings."""
+        return self._every or max(500, self.num_classes // 64)
+
+    def upkeep(self) -> Iterator[Upkeep]:
+        """What is done now and then, and how often."""
+        yield Upkeep(self.refresh, self.every)
 
     def refresh(self) -> None:
         """Read the weights again, and cluster the class vectors anew."""
-        weight = self.source.read().to(self.device)
-        weight[self._explicit] = 0.0
+        self.renewal.drop()
         if self._vectors:
-            self.clusters.learn(self._vectors[0], weight)
+            self.clusters.learn(self._vectors[0], self._drawn_weight())
 
     def resize(self, num_classes: int) -> None:
         """Follow the counts to another number of classes; the next draw clusters them."""
@@ -173,14 +213,7 @@ class Clustered(nn.Module):
         device = self.device
         self._set_up()
         self.to(device)
-        self._draws = 0
-
-    def get_extra_state(self) -> Tensor:
-        """How many draws there were: when classes are next clustered follows from it."""
-        return torch.tensor(self._draws)
-
-    def set_extra_state(self, state: Tensor) -> None:
-        self._draws = int(state)
+        self.renewal.restart()
 
     def extra_repr(self) -> str:
         return f"k={self.k}, explicit={self._num_explicit}, group_size={self.group_size}, mix={self.mix:g}"

@@ -112,6 +112,10 @@ class Importance(nn.Module):
         """The n classes that are drawn most often, in ascending order."""
         return self.source.heaviest(n)
 
+    def set_k(self, k: int) -> None:
+        """Draw another number of classes."""
+        self.k = _check.whole("k", k, 1)
+
     def refresh(self) -> None:
         """Rebuild the table from the counts."""
         self.table.fill(self.source.read().to(self.table.device))

@@ -1,6 +1,7 @@
 """Systematic sampling whose inclusion probabilities are learnt from the model."""
 
 import math
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor, nn
@@ -8,7 +9,10 @@ from torch import Tensor, nn
 from manyclass import _check
 from manyclass.candidates import Candidates
 from manyclass.counts import ClassCounts
-from manyclass.samplers._sampler import checked_draw
+from manyclass.samplers._inclusion import split_certain
+from manyclass.samplers._renewal import Renewal
+from manyclass.samplers._sampler import Upkeep, checked_draw
+from manyclass.samplers._table import MassTable
 from manyclass.samplers.systematic import Systematic
 
 
@@ -26,7 +30,9 @@ class Learned(nn.Module):
         k: classes drawn, at most C.
         forget: the share of the estimate that a step replaces.
         mix: how much of the frequencies is in the weights.
-        every: steps between two rebuildings of the table. Default: 50, or √C where that is more.
+        every: steps between two rebuildings of the table, on a thread; each is taken up a quarter as many steps later.
+            Default: 50, or √C where that is more.
+        order: how classes lie on the line that is drawn from; as of `Systematic`.
 
     Raises:
         ValueError: k above C; numbers out of range; counts negative, infinite or NaN.
@@ -46,19 +52,20 @@ class Learned(nn.Module):
         counts: Tensor | ClassCounts,
         k: int,
         *,
-        forget: float = 0.01,
+        forget: float = 0.005,
         mix: float = 0.5,
         every: int | None = None,
+        order: str | Tensor | None = None,
     ) -> None:
         super().__init__()
         self.counts = counts if isinstance(counts, ClassCounts) else ClassCounts(counts)
         self.forget = _check.number("forget", forget, low=0, strict=True)
         self.mix = _check.number("mix", mix, low=0, strict=True)
         self._every = None if every is None else _check.whole("every", every, 1)
-        self.sampler = Systematic(self.counts.frequency(), k)
+        self.sampler = Systematic(self.counts.frequency(), k, order=order)
         # As int64 the bits are safe from `.half()` and `.to(dtype)`, which convert every floating buffer of a model.
         self.register_buffer("_estimate_bits", self.counts.frequency().square_().view(torch.int64))
-        self._observed = 0
+        self.renewal: Renewal[MassTable] = Renewal()
 
     @property
     def estimate(self) -> Tensor:
@@ -68,6 +75,10 @@ class Learned(nn.Module):
     @property
     def k(self) -> int:
         return self.sampler.k
+
+    def follow(self, vectors: Tensor, bias: Tensor | None = None) -> None:
+        """Order classes by these vectors [C, D], if the order is "cluster"."""
+        self.sampler.follow(vectors, bias)
 
     @property
     def num_classes(self) -> int:
@@ -94,15 +105,55 @@ class Learned(nn.Module):
         rate = (self.forget * kappa).clamp_(max=1.0)
         known = self.estimate[ids]
         self.estimate[ids] = known + rate * (p.to(known).square_() - known)
-        self._observed += 1
-        if self._observed % (self._every or max(50, math.isqrt(self.num_classes))) == 0:
-            self.refresh()
+        table = self.renewal.step(self.sampler.table, self.every, self._snapshot)
+        if table is not self.sampler.table:
+            self._take(table)
+
+    def _snapshot(self) -> Callable[[], MassTable]:
+        """What a table follows from, copied, and how it does."""
+        estimate, frequency, k = self.estimate.clone(), self.counts.frequency(), self.k
+        order, present = self.sampler.order, self.sampler.table.order
+
+        def build() -> MassTable:
+            weight = self._weight(estimate, frequency)
+            arranged = present
+            # The only order that is another one for other weights.
+            if order is not None and present is not None and order.how == "frequency":
+                arranged = order.arrange(weight, present)
+            return MassTable(split_certain(weight, k)[0], order=arranged)
+
+        return build
+
+    def _take(self, table: MassTable) -> None:
+        self.sampler.table = table
+        # All weights are above 0: a class that has no place on the line is drawn for certain.
+        certain = table._zero
+        self.sampler._certain = certain if table.order is None else table.order[certain].sort().values
+        self.sampler.derive()
+
+    def _weight(self, estimate: Tensor, frequency: Tensor) -> Tensor:
+        learnt = estimate.sqrt()
+        return learnt.div_(learnt.sum()).add_(frequency.to(learnt.device), alpha=self.mix)
+
+    @property
+    def every(self) -> int:
+        """Steps between two rebuildings of the table."""
+        return self._every or max(50, math.isqrt(self.num_classes))
+
+    def upkeep(self) -> Iterator[Upkeep]:
+        """What is done now and then, and how often."""
+        yield Upkeep(self.refresh, self.every)
+        yield from self.sampler.upkeep()
+
+    def set_k(self, k: int) -> None:
+        """Draw another number of classes."""
+        self.sampler.k = _check.whole("k", k, 1, self.num_classes)
+        self.refresh()
 
     def refresh(self) -> None:
         """Rebuild the table from the estimate and the counts."""
-        learnt = self.estimate.sqrt()
-        weight = learnt.div_(learnt.sum()).add_(self.counts.frequency().to(learnt.device), alpha=self.mix)
-        self.sampler.source.weights = weight
+        self.renewal.drop()
+        self.sampler.source.weights = self._weight(self.estimate, self.counts.frequency())
         self.sampler.refresh()
 
     def resize(self, num_classes: int) -> None:
@@ -114,13 +165,6 @@ class Learned(nn.Module):
         estimate[:kept] = self.estimate[:kept]
         self._estimate_bits = estimate.view(torch.int64)
         self.refresh()
-
-    def get_extra_state(self) -> Tensor:
-        """How many steps were observed: when the table is next rebuilt follows from it."""
-        return torch.tensor(self._observed)
-
-    def set_extra_state(self, state: Tensor) -> None:
-        self._observed = int(state)
 
     def extra_repr(self) -> str:
         return f"forget={self.forget:g}, mix={self.mix:g}"

@@ -1,6 +1,7 @@
 """Systematic sampling: a fixed number of distinct classes, inclusion probabilities proportional to size."""
 
 import math
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
@@ -9,7 +10,9 @@ from manyclass import _check, native
 from manyclass._derived import follow_loaded_state
 from manyclass.candidates import Block, Candidates, put_in_front
 from manyclass.counts import ClassCounts
-from manyclass.samplers._sampler import check_group_size, checked_draw, num_groups
+from manyclass.samplers._inclusion import split_certain
+from manyclass.samplers._order import ClassOrder, first_order
+from manyclass.samplers._sampler import Upkeep, check_group_size, checked_draw, num_groups
 from manyclass.samplers._source import WeightSource
 from manyclass.samplers._table import MassTable
 
@@ -20,14 +23,23 @@ class Systematic(nn.Module):
     The classes lie on a line, each as long as its π, and a comb of unit spacing falls on it at one random offset:
     one uniform number and k searches. κ = 1/π. Classes of π = 1 are always there and are explicit by themselves.
 
+    A comb takes about as many classes from each part of the line as the part is long, so where neighbours on it are
+    alike, draws are. The order never changes π.
+
     Args:
         weights: C positive numbers or ClassCounts.
         k: classes drawn, at most C.
         power: exponent of the weights; 0 is uniform.
+        order: how classes lie on the line. None: by id; "frequency": heaviest first; "random": drawn anew by each
+            `refresh()`; "cluster": neighbours have like class vectors, once a head has shown its own, and lie by id
+            until then; or a permutation of the ids.
+        stratified: whether every tooth of the comb has a random offset of its own. A class that reaches over the
+            boundary of two teeth may then be drawn twice, each time with κ = 1/π.
         group_size: how many examples share a draw; None: the batch; 1: each its own.
 
     Raises:
-        ValueError: k above C; weights negative, infinite or NaN; when drawing, 0 for a class that is not explicit.
+        ValueError: k above C; weights negative, infinite or NaN; an order that is no permutation; when drawing, 0 for
+            a class that is not explicit.
 
     Example:
         >>> sampler = Systematic(torch.tensor([9.0, 1.0, 1.0, 1.0]), k=2)
@@ -41,15 +53,28 @@ class Systematic(nn.Module):
     _certain: Tensor
 
     def __init__(
-        self, weights: Tensor | ClassCounts | WeightSource, k: int, *, power: float = 1.0, group_size: int | None = None
+        self,
+        weights: Tensor | ClassCounts | WeightSource,
+        k: int,
+        *,
+        power: float = 1.0,
+        order: str | Tensor | None = None,
+        stratified: bool = False,
+        group_size: int | None = None,
     ) -> None:
         super().__init__()
         self.source = weights if isinstance(weights, WeightSource) else WeightSource(weights, power=power)
         self.k = _check.whole("k", k, 1, self.source.num_classes)
+        self.stratified = stratified
         self.group_size = check_group_size(group_size)
-        mass, certain = _split(self.source.read(), self.k)
+        self.order: ClassOrder | None = None
+        weight, arranged = self.source.read(), None
+        if order is not None:
+            self.order = ClassOrder(order if isinstance(order, str) else "given")
+            arranged = self.order.arrange(weight, first_order(order, len(weight)).to(weight.device))
+        mass, certain = split_certain(weight, self.k)
         self.register_buffer("_certain", certain)
-        self.table = MassTable(mass)
+        self.table = MassTable(mass, order=arranged)
         self.derive()
         follow_loaded_state(self)
 
@@ -58,6 +83,11 @@ class Systematic(nn.Module):
         self._teeth = self.k - len(self._certain) if self.table.total else 0
         self._spacing = self.table.total / max(self._teeth, 1)
         self._log_spacing = math.log(self._spacing or 1.0)
+
+    def follow(self, vectors: Tensor, bias: Tensor | None = None) -> None:
+        """Order classes by these vectors [C, D], if the order is "cluster"."""
+        if self.order is not None:
+            self.order.follow(vectors, self.num_classes)
 
     @property
     def num_classes(self) -> int:
@@ -74,9 +104,12 @@ class Systematic(nn.Module):
     ) -> Candidates:
         """As a call, for arguments that have been checked."""
         self.source.check_every_class_drawn()
+        if self.order is not None and self.order.look():
+            self._rearrange(self.order)
         groups = num_groups(target, self.group_size)
-        offset = torch.rand(groups, 1, dtype=torch.float64, device=target.device, generator=generator)
-        if groups == 1 and native.runs_on(offset):
+        offsets = self._teeth if self.stratified else 1
+        offset = torch.rand(groups, offsets, dtype=torch.float64, device=target.device, generator=generator)
+        if groups == 1 and not self.stratified and native.runs_on(offset):
             block = Block(*native.comb(self.table.searched(), offset, self._spacing, self._teeth, self._certain))
             return Candidates((block,), exclude, lambda: self._log_kappa(target), self.num_classes)
         comb = torch.arange(self._teeth, dtype=torch.float64, device=target.device)
@@ -86,22 +119,53 @@ class Systematic(nn.Module):
             put_in_front(self._certain, block), exclude, lambda: self._log_kappa(target), self.num_classes
         )
 
+    def _rearrange(self, order: ClassOrder) -> None:
+        # Masses as the table has them and not from the weights, which may be newer, or older than a loaded table.
+        mass = self.table.mass(torch.arange(self.num_classes, device=self.device))
+        self.table.fill(mass, order=order.by_cluster())
+        self.derive()
+
+    def upkeep(self) -> Iterator[Upkeep]:
+        """What is done now and then, and how often."""
+        if (order := self.order) is not None and order.vectors:
+            yield Upkeep(order.learn, order.turns)
+            yield Upkeep(lambda: self._rearrange(order), order.turns)
+
     def _log_kappa(self, ids: Tensor) -> Tensor:
         mass = self.table.mass(ids)
         return torch.where(mass > 0, self._log_spacing - mass.log(), 0.0)
 
     def without(self, ids: Tensor) -> "Systematic":
         """The same design over all classes but these, which somebody else sums."""
-        return Systematic(self.source.without(ids), self.k, group_size=self.group_size)
+        own = self.order
+        rest = Systematic(
+            self.source.without(ids),
+            self.k,
+            order=self.table.order if own is None or own.how == "given" else own.how,
+            stratified=self.stratified,
+            group_size=self.group_size,
+        )
+        for vectors in () if own is None else own.vectors:
+            rest.follow(vectors)
+        return rest
 
     def heaviest(self, n: int) -> Tensor:
         """The n classes that are drawn most often, in ascending order."""
         return self.source.heaviest(n)
 
+    def set_k(self, k: int) -> None:
+        """Draw another number of classes."""
+        self.k = _check.whole("k", k, 1, self.num_classes)
+        self.refresh()
+
     def refresh(self) -> None:
         """Rebuild the table from the counts."""
-        mass, self._certain = _split(self.source.read().to(self.table.device), self.k)
-        self.table.fill(mass)
+        weight = self.source.read().to(self.table.device)
+        arranged = None
+        if self.order is not None and self.table.order is not None:
+            arranged = self.order.arrange(weight, self.table.order)
+        mass, self._certain = split_certain(weight, self.k)
+        self.table.fill(mass, order=arranged)
         self.derive()
 
     def resize(self, num_classes: int) -> None:
@@ -111,23 +175,5 @@ class Systematic(nn.Module):
         self.refresh()
 
     def extra_repr(self) -> str:
-        return f"k={self.k}, group_size={self.group_size}"
-
-
-def _split(weight: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Masses of the classes of π < 1 (0 for the others), and the ids of the others.
-
-    With the n heaviest classes certain, a = (k - n) / (weight of the rest); one more is certain while its own
-    a·weight reaches 1. At most k classes can be, so only the k heaviest are looked at.
-    """
-    positive = weight > 0
-    if int(positive.sum()) <= k:
-        return torch.zeros_like(weight), positive.nonzero().squeeze(1)
-    heaviest, ids = weight.topk(k)
-    n_th = torch.arange(k, 0, -1, dtype=torch.float64, device=weight.device)
-    mass = weight.index_fill(0, ids, 0.0)
-    rest = mass.sum() + heaviest.flip(0).cumsum(0).flip(0)
-    # Ties may round to either side of 1; a class of π within 1e-12 of it is as well certain.
-    reaches = heaviest * n_th >= rest * (1 - 1e-12)
-    n = int(reaches.long().cumprod(0).sum())
-    return mass.index_copy_(0, ids[n:], heaviest[n:]), ids[:n].sort().values
+        stratified = ", stratified=True" if self.stratified else ""
+        return f"k={self.k}{stratified}, group_size={self.group_size}"

@@ -1,0 +1,200 @@
+"""What is built beside the steps is taken up at the same step however long it takes, and survives a stop between."""
+
+import copy
+import io
+import pickle
+import threading
+import time
+
+import pytest
+import torch
+from torch import nn
+
+from manyclass import ClassHead
+from manyclass.samplers import Clustered, Learned, Nearest
+from manyclass.samplers._renewal import Renewal, lag
+
+C, D, B, EVERY = 60, 5, 12, 8
+WEIGHTS = 1 / torch.arange(1, C + 1, dtype=torch.float64)
+
+SAMPLERS = {
+    "clustered": lambda: Clustered(WEIGHTS, 12, group_size=3, every=EVERY),
+    "learned": lambda: Learned(WEIGHTS, 12, every=EVERY),
+    "learned, heaviest first": lambda: Learned(WEIGHTS, 12, every=EVERY, order="frequency"),
+    "nearest": lambda: Nearest(WEIGHTS, 12, group_size=3, every=EVERY),
+}
+
+
+class Table(nn.Module):
+    def __init__(self, value):
+        super().__init__()
+        self.register_buffer("value", torch.tensor(value))
+
+
+def run(renewal, current, steps, *, every=EVERY, seconds=0.0):
+    """The value drawn from after each step; a build's value is the step it began at."""
+
+    def snapshot():
+        begun = renewal.steps
+
+        def build():
+            time.sleep(seconds)
+            return Table(begun)
+
+        return build
+
+    values = []
+    for _ in range(steps):
+        current = renewal.step(current, every, snapshot)
+        values.append(int(current.value))
+    return current, values
+
+
+@pytest.mark.parametrize(("every", "wait"), [(8, 2), (5, 2), (2, 1), (1, 1)])
+def test_a_build_is_taken_up_so_many_steps_after_its_snapshot(every, wait):
+    assert lag(every) == wait
+    _, values = run(Renewal(), Table(0), 40, every=every)
+    assert values == [max(0, (step - wait) // every * every) for step in range(1, 41)]
+
+
+def test_a_slow_thread_changes_nothing():
+    assert run(Renewal(), Table(0), 20)[1] == run(Renewal(), Table(0), 20, seconds=0.05)[1]
+
+
+def test_steps_do_not_wait_for_a_build_before_its_time():
+    renewal, current, go = Renewal(), Table(0), threading.Event()
+
+    def build():
+        go.wait()
+        return Table(1)
+
+    for _ in range(EVERY + lag(EVERY) - 1):
+        current = renewal.step(current, EVERY, lambda: build)
+    assert int(current.value) == 0
+    go.set()
+    assert int(renewal.step(current, EVERY, lambda: build).value) == 1
+
+
+def test_an_error_surfaces_when_its_build_is_due_and_steps_go_on():
+    renewal, current = Renewal(), Table(0)
+
+    def build():
+        raise ValueError("no table")
+
+    for _ in range(EVERY + 1):
+        current = renewal.step(current, EVERY, lambda: build)
+    with pytest.raises(ValueError, match="no table"):
+        renewal.step(current, EVERY, lambda: build)
+    assert run(renewal, current, EVERY)[1][-1] == 2 * EVERY
+
+
+def test_what_was_dropped_is_not_taken_up():
+    renewal = Renewal()
+    current, _ = run(renewal, Table(0), EVERY)
+    renewal.drop()
+    assert run(renewal, current, 5)[1] == [0] * 5
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))], ids=["copy", "pickle"])
+@pytest.mark.parametrize("steps", [3, EVERY, EVERY + 1, EVERY + 2])
+def test_a_copy_takes_up_what_was_under_way(steps, copied):
+    renewal = Renewal()
+    current, _ = run(renewal, Table(0), steps, seconds=0.05)
+    # A copy of a copy as well: what it holds has been built by then.
+    twin, again = copied(renewal), copied(copied(renewal))
+    values = run(renewal, copy.deepcopy(current), 10)[1]
+    assert run(twin, copy.deepcopy(current), 10)[1] == values
+    assert run(again, copy.deepcopy(current), 10)[1] == values
+
+
+def setting(name, seed=0):
+    torch.manual_seed(seed)
+    head = ClassHead(D, C, sampler=SAMPLERS[name]())
+    generator = torch.Generator().manual_seed(3)
+    return head, torch.randn(B, D, generator=generator), torch.randint(C, (B,), generator=generator)
+
+
+def train(head, hidden, target, steps):
+    """Losses of training steps, each with its own seed."""
+    losses = []
+    for step in steps:
+        head.zero_grad()
+        loss = head(hidden, target, generator=torch.Generator().manual_seed(step))
+        loss.backward()
+        with torch.no_grad():
+            for parameter in head.parameters():
+                parameter -= 0.5 * parameter.grad
+        losses.append(loss.item())
+    return losses
+
+
+def renewed(head):
+    """What its sampler draws from."""
+    if isinstance(head.sampler, Learned):
+        return head.sampler.sampler.table
+    return head.sampler.clusters if isinstance(head.sampler, Clustered) else head.sampler.index
+
+
+def loaded(head, name):
+    """Another head with the state of this one, which went through a file that runs no code when it is read."""
+    file = io.BytesIO()
+    torch.save(head.state_dict(), file)
+    file.seek(0)
+    other, _, _ = setting(name, seed=9)
+    other.load_state_dict(torch.load(file, weights_only=True))
+    return other
+
+
+@pytest.mark.parametrize("stop", [1, EVERY - 1, EVERY, EVERY + 1, EVERY + 2, EVERY + 3])
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_a_run_that_was_stopped_is_the_one_that_was_not(name, stop):
+    head, hidden, target = setting(name)
+    whole = train(head, hidden, target, range(3 * EVERY))
+    head, hidden, target = setting(name)
+    first = train(head, hidden, target, range(stop))
+    copies = [
+        loaded(head, name),
+        copy.deepcopy(head),
+        pickle.loads(pickle.dumps(head)),
+        loaded(loaded(head, name), name),
+    ]
+    for each in (*copies, head):
+        assert first + train(each, hidden, target, range(stop, 3 * EVERY)) == whole
+
+
+@pytest.mark.parametrize("name", ["clustered", "nearest"])
+def test_a_build_sees_the_vectors_of_its_snapshot(name):
+    head, hidden, target = setting(name)
+    train(head, hidden, target, range(EVERY))
+    later = copy.deepcopy(head)
+    with torch.no_grad():
+        later.weight.neg_()
+    train(head, hidden, target, range(lag(EVERY)))
+    train(later, hidden, target, range(lag(EVERY)))
+    assert torch.equal(renewed(head).centroids, renewed(later).centroids)
+
+
+@pytest.mark.parametrize("order", [None, "frequency"])
+def test_a_learned_table_is_the_one_a_refresh_builds(order):
+    sampler = Learned(WEIGHTS, 12, every=EVERY, order=order)
+    head, hidden, target = setting("learned")
+    head.use(sampler)
+    train(head, hidden, target, range(EVERY))
+    refreshed = copy.deepcopy(sampler)
+    refreshed.refresh()
+    train(head, hidden, target, range(lag(EVERY)))
+    draws = [each(target, generator=torch.Generator().manual_seed(0)) for each in (sampler, refreshed)]
+    assert torch.equal(draws[0].ids(), draws[1].ids())
+    assert torch.equal(draws[0].log_kappa(), draws[1].log_kappa())
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_a_refresh_is_newer_than_what_is_under_way(name):
+    head, hidden, target = setting(name)
+    train(head, hidden, target, range(EVERY))
+    head.sampler.refresh()
+    present = renewed(head)
+    train(head, hidden, target, range(lag(EVERY)))
+    assert renewed(head) is present
+    train(head, hidden, target, range(EVERY))
+    assert renewed(head) is not present

@@ -1,0 +1,268 @@
+"""The order of classes on the line, and offsets of their own for the teeth, change the variance and nothing else."""
+
+import copy
+
+import pytest
+import torch
+
+from manyclass import ClassCounts, ClassHead, diagnose
+from manyclass.samplers import Learned, Systematic, WithExplicit
+from tests import reference
+
+C, D, B = 60, 6, 16
+TARGET = torch.arange(B)
+ORDERS = {
+    "frequency": "frequency",
+    "random": "random",
+    "cluster": "cluster",
+    "given": torch.arange(C).roll(7).flip(0),
+}
+
+
+def weights(seed=0):
+    return torch.rand(C, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)) + 0.1
+
+
+def clustered_vectors():
+    """Class vectors around five centres, which ids say nothing about."""
+    generator = torch.Generator().manual_seed(0)
+    centres = 2 * torch.randn(5, D, generator=generator)
+    label = torch.randint(5, (C,), generator=generator)
+    return centres[label] + 0.1 * torch.randn(C, D, generator=generator), label
+
+
+def draw(sampler, seed=0):
+    candidates = sampler(TARGET, exclude=TARGET.unsqueeze(1), generator=torch.Generator().manual_seed(seed))
+    return candidates.ids(), candidates.log_kappa()
+
+
+def same(ours, theirs):
+    return all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
+def line(sampler):
+    """The ids as they lie on the line; those that are certain lie on none."""
+    start, end = sampler.table.interval(torch.arange(C))
+    return start.argsort()[(end > start)[start.argsort()]].tolist()
+
+
+@pytest.mark.parametrize("order", ORDERS.values(), ids=ORDERS)
+def test_no_order_changes_how_often_classes_are_drawn(order, kernels):
+    sampler = Systematic(weights(), 10, order=order)
+    sampler.follow(clustered_vectors()[0])
+    count = torch.zeros(C)
+    for offset in torch.arange(0.0025, 1, 0.005):
+        ids, _ = draw_at(sampler, offset)
+        count[ids[0]] += 0.005
+    pi = torch.tensor(reference.inclusion_probabilities(weights().tolist(), 10))
+    torch.testing.assert_close(count, pi, atol=0.01, rtol=0)
+    log_kappa = sampler(torch.arange(C)).target_log_kappa()
+    torch.testing.assert_close(log_kappa, -pi.double().log(), rtol=1e-6, atol=1e-6)
+
+
+def draw_at(sampler, offset):
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("torch.rand", lambda *size, **_: torch.full(size, float(offset), dtype=torch.float64))
+        return draw(sampler)
+
+
+def test_the_heaviest_come_first():
+    sampler = Systematic(weights(), 10, order="frequency")
+    assert line(sampler) == weights().argsort(descending=True).tolist()
+
+
+def test_a_given_order_is_kept():
+    sampler = Systematic(torch.ones(C), 12, order=ORDERS["given"])
+    assert line(sampler) == ORDERS["given"].tolist()
+    rest = sampler.without(torch.tensor([5, 40]))
+    assert line(rest) == [c for c in ORDERS["given"].tolist() if c not in (5, 40)]
+    # Every fifth class on the line.
+    place = torch.empty(C, dtype=torch.int64).scatter_(0, ORDERS["given"], torch.arange(C))
+    assert (place[draw(sampler)[0][0]].diff() == 5).all()
+
+
+def test_a_random_order_repeats_and_is_another_after_each_refresh():
+    one, other = (Systematic(weights(), 10, order="random") for _ in range(2))
+    seen = []
+    for _ in range(3):
+        assert line(one) == line(other)
+        seen.append(tuple(line(one)))
+        one.refresh()
+        other.refresh()
+    assert len(set(seen)) == 3
+    # What was loaded goes on with the orders that were to come.
+    fresh = Systematic(weights(), 10, order="random")
+    fresh.load_state_dict(one.state_dict())
+    assert line(fresh) == line(one)
+    fresh.refresh()
+    one.refresh()
+    assert line(fresh) == line(one)
+
+
+def test_like_class_vectors_are_neighbours_once_they_are_shown():
+    vectors, label = clustered_vectors()
+    sampler = Systematic(weights(), 10, order="cluster")
+    assert line(sampler) == list(range(C))
+    sampler.follow(vectors)
+    draw(sampler)
+    found = label[line(sampler)]
+    assert len(found.unique_consecutive()) == 5
+
+
+def test_an_order_by_clusters_lowers_the_error():
+    vectors, _ = clustered_vectors()
+    hidden, target = vectors[:B] / 4, torch.arange(B)
+    errors = []
+    for order in (None, "cluster"):
+        head = ClassHead(D, C, sampler=Systematic(torch.ones(C), 15, order=order), bias=False)
+        with torch.no_grad():
+            head.weight.copy_(vectors)
+        errors.append(diagnose(head, hidden, target, generator=torch.Generator().manual_seed(0)).rmse_log_z)
+    assert errors[1] < 0.5 * errors[0]
+
+
+def test_only_draws_for_training_make_clusters_older():
+    vectors, label = clustered_vectors()
+    sampler = Systematic(weights(), 10, order="cluster")
+    sampler.follow(vectors)
+    draw(sampler)
+    learnt = line(sampler)
+    vectors.copy_(vectors.flip(0))
+    sampler.eval()
+    for _ in range(5):
+        draw(sampler)
+    assert line(sampler) == learnt
+    sampler.train()
+    # 64 classes are looked at in a draw; by now all of them have been, with centroids learnt anew.
+    for _ in range(2 * -(-C // 64)):
+        draw(sampler)
+    assert line(sampler) != learnt
+    found = label.flip(0)[line(sampler)]
+    assert len(found.unique_consecutive()) == 5
+
+
+@pytest.mark.parametrize("order", ORDERS.values(), ids=ORDERS)
+def test_state_is_loaded_with_its_order(order):
+    sampler = Systematic(weights(), 10, order=order)
+    vectors, _ = clustered_vectors()
+    sampler.follow(vectors)
+    draw(sampler)
+    other = Systematic(weights(seed=3), 10, order=order if isinstance(order, str) else torch.arange(C))
+    other.follow(vectors)
+    other.load_state_dict(sampler.state_dict())
+    for seed in range(6):
+        assert same(draw(sampler, seed), draw(other, seed))
+
+
+def test_classes_by_id_cost_no_state():
+    sampler = Systematic(weights(), 10)
+    sampler.follow(clustered_vectors()[0])
+    assert set(sampler.state_dict()) == {"_certain", "table._cumulative_bits", "table._zero"}
+
+
+@pytest.mark.parametrize("order", ORDERS.values(), ids=ORDERS)
+def test_an_order_follows_the_number_of_classes(order):
+    head = ClassHead(D, C, sampler=Systematic(ClassCounts(torch.ones(C)), 10, order=order))
+    hidden = torch.randn(B, D)
+    assert head(hidden, TARGET).isfinite()
+    for num_classes in (C + 9, C - 9):
+        head.resize(num_classes)
+        assert head(hidden, TARGET).isfinite()
+        assert head.sampler.table.order.sort().values.tolist() == list(range(num_classes))
+    if not isinstance(order, str):
+        assert head.sampler.table.order.tolist() == [c for c in order.tolist() if c < C - 9]
+
+
+def test_explicit_classes_leave_their_order_to_the_rest():
+    sampler = Systematic(weights(), 10, order="cluster")
+    sampler.follow(clustered_vectors()[0])
+    explicit = WithExplicit(sampler, torch.tensor([0, 7]))
+    ids, _ = draw(explicit)
+    assert explicit.sampler.order.vectors == sampler.order.vectors
+    assert not torch.isin(ids[:, 2:], torch.tensor([0, 7])).any()
+
+
+@pytest.mark.parametrize("order", ORDERS.values(), ids=ORDERS)
+def test_what_is_learnt_goes_on_in_its_order(order):
+    torch.manual_seed(0)
+    counts = torch.rand(C) + 0.1
+    head, other = (ClassHead(D, C, sampler=Learned(counts, 10, every=3, order=order)) for _ in range(2))
+    hidden = torch.randn(B, D)
+    for seed in range(7):
+        head(hidden, TARGET, generator=torch.Generator().manual_seed(seed))
+    other.load_state_dict(head.state_dict())
+    for seed in range(7):
+        losses = [each(hidden, TARGET, generator=torch.Generator().manual_seed(seed)) for each in (head, other)]
+        assert torch.equal(*losses)
+    assert torch.equal(head.sampler.sampler.table.order, other.sampler.sampler.table.order)
+    twin = copy.deepcopy(head)
+    if order == "cluster":
+        assert twin.sampler.sampler.order.vectors[0] is twin.weight
+
+
+def test_every_tooth_of_a_stratified_comb_keeps_to_its_stretch_of_the_line():
+    sampler = Systematic(torch.ones(C), 12, stratified=True)
+    seen = set()
+    for seed in range(300):
+        ids = draw(sampler, seed)[0][0]
+        assert (ids // 5).tolist() == list(range(12))
+        seen.add(tuple((ids % 5).tolist()))
+    assert len(seen) == 300
+
+
+def test_a_class_over_a_boundary_may_come_twice():
+    sampler = Systematic(torch.tensor([3.0, 4.0, 3.0]), 2, stratified=True)
+    rows = {tuple(sampler(torch.tensor([0])).ids()[0].tolist()) for _ in range(200)}
+    assert rows == {(0, 1), (0, 2), (1, 1), (1, 2)}
+
+
+def test_stratified_sampling_has_the_variance_of_its_formula():
+    generator = torch.Generator().manual_seed(1)
+    w, z = (torch.rand(500, dtype=torch.float64, generator=generator) + 0.1 for _ in range(2))
+    pi = reference.inclusion_probabilities(w.tolist(), 40)
+    candidates = Systematic(w, 40, stratified=True, group_size=1)(torch.zeros(6000, dtype=torch.int64))
+    sums = (candidates.log_kappa().exp() * z[candidates.ids()]).sum(1)
+    expected = reference.stratified_variance(z.tolist(), pi)
+    assert sums.var().item() == pytest.approx(expected, rel=0.08)
+    assert abs(sums.mean() - z.sum()) < 4 * (expected / len(sums)) ** 0.5
+
+
+def test_the_number_drawn_can_be_changed(kernels):
+    for order in (None, *ORDERS.values()):
+        sampler = Systematic(weights(), 10, order=order)
+        sampler.set_k(25)
+        assert draw(sampler)[0].shape[1] == 25
+        if order != "random":
+            assert same(draw(sampler), draw(Systematic(weights(), 25, order=order)))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda: Systematic(torch.ones(4), 2, order="size"),
+            r"`order` must be one of 'frequency', 'random', 'cluster'",
+        ),
+        (lambda: Systematic(torch.ones(4), 2, order=torch.arange(3)), r"`order` must have shape \[4\], got \[3\]"),
+        (
+            lambda: Systematic(torch.ones(4), 2, order=torch.tensor([0, 1, 4, 2])),
+            r"`order` must lie in \[0, 4\), got 4 at position 2",
+        ),
+        (
+            lambda: Systematic(torch.ones(4), 2, order=torch.tensor([3, 1, 2, 1])),
+            r"`order` must not repeat a class, got 1 at position 3 again",
+        ),
+        (
+            lambda: Systematic(torch.ones(4), 2, order="cluster").follow(torch.ones(3, 2)),
+            r"`vectors` must have shape \[4, D\], got \[3, 2\]",
+        ),
+        (
+            lambda: Systematic(torch.tensor([1.0, 1e-20, 1.0, 1.0], dtype=torch.float64), 1, order="frequency"),
+            r"`weights` must not span more than 15 orders of magnitude, got 1e-20 at position 1",
+        ),
+        (lambda: Systematic(torch.ones(4), 2).set_k(5), r"`k` must be in \[1, 4\], got 5"),
+    ],
+)
+def test_bad_arguments_are_named(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
