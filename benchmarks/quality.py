@@ -11,22 +11,17 @@ validation text, and at the end once over all of it. Seconds are those of traini
 """
 
 import argparse
-import collections
-import lzma
 import math
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from manyclass import ClassCounts, ClassHead
-from manyclass.optim import RowAdagrad
-from manyclass.samplers import Systematic
-from manyclass.training import HeldOut, ProgressLine, Record, Training, evaluate
+from manyclass import ClassHead
+from manyclass.data import Text, read_text
+from manyclass.lab.study.model import BATCH, CONTEXT, Encoder, Windows, train_model
+from manyclass.training import ProgressLine, Record, evaluate
 
 ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT.parent))
@@ -36,74 +31,10 @@ from benchmarks.machine import provenance, write_csv  # noqa: E402
 from benchmarks.plots import CLOSE  # noqa: E402
 
 RESULTS = ROOT / "results" / "quality.csv"
-CONTEXT, WORD_DIM, DIM, BATCH = 5, 64, 128, 512
 RATES = (0.0125, 0.025, 0.05, 0.1)
 KS = (512, 1024, 2048)
-DROPOUT = 0.3  # without it the third epoch is the last that helps, whoever trains
 POINTS = 4  # evaluations in an epoch
 HELD_OUT = 50_000
-
-
-@dataclass(frozen=True)
-class Corpus:
-    train: Tensor
-    valid: Tensor
-    num_classes: int
-
-
-def read(folder: Path, tokens: int | None) -> Corpus:
-    """Words between spaces and an end for each line; every word of the training text is a class."""
-    texts = []
-    for name in ("train", "valid"):
-        with lzma.open(folder / f"{name}.txt.xz", "rt", encoding="utf-8") as file:
-            texts.append([word for line in file for word in (*line.split(), "<eos>")])
-    ids = {word: i for i, (word, _) in enumerate(collections.Counter(texts[0]).most_common())}
-    train, valid = (torch.tensor([ids[word] for word in text if word in ids]) for text in texts)
-    return Corpus(train[:tokens], valid[:tokens], len(ids))
-
-
-class Windows:
-    """Batches of contexts [B, 5] and the words that follow, in an order that follows from the epoch."""
-
-    def __init__(self, ids: Tensor, *, batch: int = BATCH, shuffled: bool = True) -> None:
-        self._rows, self._batch, self._shuffled = ids.unfold(0, CONTEXT + 1, 1), batch, shuffled
-        self._epoch = 0
-
-    def set_epoch(self, epoch: int) -> None:
-        self._epoch = epoch
-
-    def __len__(self) -> int:
-        return -(-len(self._rows) // self._batch)
-
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        n, generator = len(self._rows), torch.Generator().manual_seed(self._epoch)
-        order = torch.randperm(n, generator=generator) if self._shuffled else torch.arange(n)
-        for part in order.split(self._batch):
-            rows = self._rows.index_select(0, part)
-            yield rows[:, :-1], rows[:, -1].contiguous()
-
-
-class Encoder(nn.Module):
-    def __init__(self, num_classes: int) -> None:
-        super().__init__()
-        self.words = nn.Embedding(num_classes, WORD_DIM, sparse=True)
-        nn.init.normal_(self.words.weight, std=0.1)
-        self.mix = nn.Linear(CONTEXT * WORD_DIM, DIM)
-        self.dropout = nn.Dropout(DROPOUT)
-
-    def forward(self, context: Tensor) -> Tensor:
-        return self.dropout(torch.tanh(self.mix(self.words(context).flatten(1))))
-
-
-class Exact(nn.Module):
-    """The softmax over all classes, as PyTorch computes it."""
-
-    def __init__(self, linear: nn.Linear) -> None:
-        super().__init__()
-        self.linear = linear
-
-    def forward(self, hidden: Tensor, target: Tensor, *, ignore_index: int = -100, reduction: str = "mean") -> Tensor:
-        return F.cross_entropy(self.linear(hidden), target, ignore_index=ignore_index, reduction=reduction)
 
 
 @dataclass(frozen=True)
@@ -112,36 +43,29 @@ class Run:
 
     points: tuple[Record, ...]
     encoder: Encoder
-    head: nn.Module
+    head: ClassHead
 
     @property
     def perplexity(self) -> float:
         return perplexity(self.points[-1])
 
 
-def train(corpus: Corpus, tokens: Tensor, k: int | None, lr: float, *, epochs: int, points: int = POINTS) -> Run:
+def train(corpus: Text, tokens: Tensor, k: int | None, lr: float, *, epochs: int, points: int = POINTS) -> Run:
     """Train on the tokens; without k exactly."""
-    torch.manual_seed(0)
-    encoder = Encoder(corpus.num_classes)
-    counts = ClassCounts.from_targets(corpus.train, corpus.num_classes)
-    sampled = ClassHead(DIM, corpus.num_classes, counts=counts, sampler=Systematic(counts, k or 1), sparse=True)
-    head = Exact(sampled.to_linear()) if k is None else sampled
-    # The input words have row gradients on both sides; the exact head has torch's own Adagrad.
-    by_row = [encoder.words.weight, *([] if k is None else head.parameters())]
-    dense = [*encoder.mix.parameters(), *(head.parameters() if k is None else [])]
-    batches, held_out = Windows(tokens), Windows(corpus.valid[:HELD_OUT], batch=2048, shuffled=False)
-    history = Training(
-        head,
-        batches,
-        [torch.optim.Adagrad(dense, lr=lr), RowAdagrad(by_row, lr=lr)],
-        encoder=encoder,
+    done = train_model(
+        corpus.train,
+        corpus.held_out[:HELD_OUT],
+        corpus.num_classes,
+        design=None if k is None else "systematic",
+        k=k or 0,
+        rate=lr,
+        seed=0,
         epochs=epochs,
-        held_out=HeldOut(held_out, every=max(1, len(batches) // points)),
+        part=tokens,
+        points=points,
         callbacks=[ProgressLine()] if sys.stderr.isatty() else [],
-    ).run()
-    if history.stopped == "interrupted":
-        raise KeyboardInterrupt
-    return Run(tuple(record for record in history.records if record.held_out_loss is not None), encoder, head)
+    )
+    return Run(done.points, done.encoder, done.head)
 
 
 def perplexity(record: Record) -> float:
@@ -160,7 +84,7 @@ def seconds_to(records: tuple[Record, ...], target: float) -> float | None:
     return None
 
 
-def best_rate(corpus: Corpus, k: int | None) -> float:
+def best_rate(corpus: Text, k: int | None) -> float:
     """The rate of the grid with the best held-out perplexity after one pass over a tenth of the text."""
     label = "exact" if k is None else f"k = {k}"
     found = {}
@@ -203,7 +127,8 @@ def main() -> None:
     arguments = parser.parse_args()
     if not (arguments.data / "train.txt.xz").exists():
         parser.exit(2, f"quality: {arguments.data} holds no train.txt.xz; MANYCLASS_DATA or --data says where it is\n")
-    corpus = read(arguments.data, arguments.tokens)
+    corpus = read_text(arguments.data)
+    corpus = replace(corpus, train=corpus.train[: arguments.tokens], held_out=corpus.held_out[: arguments.tokens])
     print(f"{len(corpus.train):,} words, {corpus.num_classes:,} classes; perplexity and seconds of training:")
     rates = {False: best_rate(corpus, arguments.sweep_k), True: best_rate(corpus, None)}
 
@@ -235,7 +160,7 @@ def main() -> None:
             share = "not reached" if seconds is None else f"{seconds:8.1f} s, 1/{whole / seconds:.1f} of exact"
             print(f"{name:24} {share}")
         for name, done in (("exact", exact), (again, run)):
-            loss = evaluate(done.head, Windows(corpus.valid, batch=2048, shuffled=False), encoder=done.encoder).loss
+            loss = evaluate(done.head, Windows(corpus.held_out, batch=2048), encoder=done.encoder).loss
             print(f"{name:24} {math.exp(loss):10.2f} over the whole validation text, at its end")
     if path is not None:
         print(f"written to {path}")

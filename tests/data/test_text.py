@@ -11,20 +11,20 @@ from manyclass.errors import UserError
 
 
 def test_ids_go_from_frequent_to_rare_and_ties_by_name():
-    text = encode("b a b c a b".split(), ["a"])
+    text = encode(["b", "a", "b", "c", "a", "b"], ["a"])
     assert text.vocabulary == ("b", "a", "c")
     assert text.train.tolist() == [0, 1, 0, 2, 1, 0]
 
 
 def test_what_is_rare_or_new_is_unknown():
-    text = encode("a a b c".split(), "a b d".split(), min_count=2)
+    text = encode(["a", "a", "b", "c"], ["a", "b", "d"], min_count=2)
     assert text.vocabulary == ("<unk>", "a")
     assert text.held_out.tolist() == [1, 0, 0]
 
 
 @pytest.mark.parametrize("min_count", [1, 2, 3])
 def test_a_text_that_has_its_own_unknown_keeps_one(min_count):
-    text = encode("a <unk> a b b".split(), ["z", "<unk>"], min_count=min_count)
+    text = encode(["a", "<unk>", "a", "b", "b"], ["z", "<unk>"], min_count=min_count)
     assert text.vocabulary.count("<unk>") == 1
     unknown = text.vocabulary.index("<unk>")
     assert text.held_out.tolist() == [unknown, unknown]
@@ -32,7 +32,7 @@ def test_a_text_that_has_its_own_unknown_keeps_one(min_count):
 
 
 def test_without_unknown_tokens_there_is_no_class_for_them():
-    assert encode("a b".split(), ["a"]).vocabulary == ("a", "b")
+    assert encode(["a", "b"], ["a"]).vocabulary == ("a", "b")
 
 
 @pytest.mark.parametrize("ending", ["", ".gz", ".xz", ".bz2"])

@@ -1,0 +1,43 @@
+"""The exactly trained model, kept as a file once it is trained."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from manyclass.heads import ClassHead
+from manyclass.lab.study.model import Encoder, curve, load, new_model, train_model
+
+
+def train_exactly(*, text: str, rate: float, seed: int, epochs: int, device: str, folder: str) -> dict[str, Any]:
+    """A cell: train exactly, keep the model, and tell the exact held-out loss on the way."""
+    train, held_out, num_classes = load(Path(folder) / f"{text}.pt", device)
+    done = train_model(train, held_out, num_classes, design=None, k=0, rate=rate, seed=seed, epochs=epochs)
+    path = _path(folder, text=text, rate=rate, seed=seed, epochs=epochs, device=device)
+    beside = path.with_suffix(f".{os.getpid()}")
+    torch.save({"encoder": done.encoder.state_dict(), "weight": done.head.weight, "bias": done.head.bias}, beside)
+    os.replace(beside, path)
+    return curve(done.points)
+
+
+def load_reference(
+    *, text: str, rate: float, seed: int, epochs: int, device: str, folder: str
+) -> tuple[Encoder, ClassHead]:
+    """The model of these settings, ready to be evaluated."""
+    path = _path(folder, text=text, rate=rate, seed=seed, epochs=epochs, device=device)
+    if not path.exists():
+        train_exactly(text=text, rate=rate, seed=seed, epochs=epochs, device=device, folder=folder)
+    train, _, num_classes = load(Path(folder) / f"{text}.pt", device)
+    encoder, head = new_model(train, num_classes, seed=seed)
+    found = torch.load(path, weights_only=True, map_location=device)
+    encoder.load_state_dict(found["encoder"])
+    with torch.no_grad():
+        head.weight.copy_(found["weight"])
+        assert head.bias is not None
+        head.bias.copy_(found["bias"])
+    return encoder.eval(), head
+
+
+def _path(folder: str, *, text: str, rate: float, seed: int, epochs: int, device: str) -> Path:
+    return Path(folder) / f"exact-{text}-{rate:g}-{seed}-{epochs}-{device}.pt"
