@@ -40,6 +40,17 @@ DRAWS = {
     "minibatch explicit, systematic": ("explicit targets + Systematic", "#CC79A7", "-"),
     "half explicit, half systematic": ("half explicit, half Systematic", "#000000", "--"),
 }
+DESIGNS = {
+    "importance": ("Importance", "#0072B2", "-"),
+    "bernoulli": ("Bernoulli", "#009E73", "-"),
+    "bernoulli, proportional": ("Bernoulli.proportional", "#009E73", ":"),
+    "systematic": ("Systematic", "#D55E00", "-"),
+    "systematic, stratified": ("Systematic, stratified", "#D55E00", ":"),
+    "learned": ("Learned", "#000000", "-"),
+    "clustered": ("Clustered", "#CC79A7", "-"),
+    "nearest": ("Nearest", "#E69F00", "-"),
+    "in batch": ("InBatch", "#56B4E9", "-"),
+}
 
 
 def read(path: Path, huge: int) -> Rows:
@@ -183,12 +194,20 @@ def quality(axes: "Axes", results: Path) -> None:
     axes.set_title("WikiText-2, 33,278 classes: time to quality", loc="left")
 
 
+def design_cost(axes: "Axes", results: Path) -> None:
+    axes.set_yscale("log")
+    axes.set_ylabel("milliseconds a training step, without upkeep")
+    axes.set_title("Time of a step by sampling design: batch 1024, 64 dimensions, k = 256", loc="left")
+    lines(axes, read(results / "design_cost.csv", 1), "design", "step_ms", DESIGNS)
+
+
 PLOTS: dict[str, tuple[str, Callable[["Axes", Path], None]]] = {
     "step_time": ("step.csv", step_time),
     "step_memory": ("step.csv", step_memory),
     "step_floor": ("step.csv", step_floor),
     "draw_time": ("draws.csv", draw_time),
     "quality": ("quality.csv", quality),
+    "design_cost": ("design_cost.csv", design_cost),
 }
 
 

@@ -10,9 +10,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from benchmarks import contenders, step
+import torch
+from benchmarks import contenders, design_cost, link_prediction, step
 from benchmarks.machine import write_csv
 from benchmarks.turns import NotInstalledError, Turns
+
+from manyclass.data.triples import KnownTails
+from manyclass.samplers import Exhaustive
 
 ROOT = Path(__file__).parents[1]
 CLASSES = 3000
@@ -122,6 +126,147 @@ def test_time_to_quality_says_where_it_looks_for_data(tmp_path):
     assert str(tmp_path) in done.stderr
 
 
+@pytest.fixture
+def graph_files(tmp_path):
+    """Each of 40 entities is followed by the next two; every tenth triple is held out."""
+    triples = [f"e{i}\tfollowed by {step}\te{(i + step) % 40}\n" for i in range(40) for step in (1, 2)]
+    triples += [f"e{i}\tin\tgroup {i % 4}\n" for i in range(40)]
+    for name, part in (("train", triples), ("valid", triples[::10]), ("test", triples[5::10])):
+        (tmp_path / f"{name}.txt").write_text("".join(part))
+    return tmp_path
+
+
+LINKS = ["--rank", 4, "--batch", 32, "--k", 10, "--seeds", 2, "--sweep-epochs", 1, "--rates", 0.1, 0.3, "--reg", 0.01]
+
+
+def test_link_prediction(graph_files):
+    kept = graph_files / "links.csv"
+    options = ["--data", graph_files, *LINKS, "--epochs", 20, "--out", kept]
+    output = run("benchmarks/link_prediction.py", *options)
+    with kept.open() as file:
+        rows = list(csv.DictReader(file))
+    contenders = 2 + len(link_prediction.SAMPLERS)
+    assert sum(row["part"] == "sweep" for row in rows) == 2 * contenders
+    assert sum(row["part"] == "run" for row in rows) == 2 * contenders
+    # By chance it would be about 0.1.
+    assert all(float(row["test_mrr"]) > 0.2 for row in rows if row["part"] == "run")
+    assert all(row["device"] for row in rows)
+    assert "clustered, k = 10, others excluded" in output
+
+
+def test_link_prediction_goes_on_where_it_stopped(graph_files):
+    kept = graph_files / "links.csv"
+    options = ["--data", graph_files, *LINKS, "--epochs", 2, "--out", kept, "--methods", "systematic"]
+    run("benchmarks/link_prediction.py", *options)
+    whole = kept.read_text().splitlines()
+    kept.write_text("\n".join(whole[:-1]) + "\n")
+    output = run("benchmarks/link_prediction.py", *options, "--resume", "--jobs", 2)
+    assert "run 1/1" in output
+    assert "sweep" not in output
+    assert len(kept.read_text().splitlines()) == len(whole)
+
+
+def small_graph():
+    triples = torch.randint(0, 30, (200, 3), generator=torch.Generator().manual_seed(0)) % torch.tensor([30, 4, 30])
+    known = KnownTails.of(triples, num_relations=4)
+    return link_prediction.Graph(triples, triples, triples, known, known, 30, 4)
+
+
+@pytest.mark.parametrize("others", ["negatives", "excluded"])
+def test_exact_links_are_those_of_a_sampler_that_takes_every_class(others):
+    graph, gradients = small_graph(), []
+    exclude = graph.known.others(graph.train) if others == "excluded" else None
+    for sampler in (None, Exhaustive(30)):
+        torch.manual_seed(0)
+        model = link_prediction.ComplEx(graph, 4, sampler).double()
+        model.loss(graph.train, exclude, 0.1).backward()
+        gradients.append(torch.cat([model.entities.weight.grad, model.relations.weight.grad]))
+    torch.testing.assert_close(*gradients)
+
+
+def test_the_score_of_a_link_is_the_real_part_of_a_product_of_three():
+    graph = small_graph()
+    model = link_prediction.ComplEx(graph, 4, None)
+    h, r, t = (
+        torch.complex(*rows.chunk(2, 1))
+        for rows in (
+            model.entities(graph.train[:, 0]),
+            model.relations(graph.train[:, 1]),
+            model.entities(graph.train[:, 2]),
+        )
+    )
+    scores = (model.query(graph.train) * model.entities(graph.train[:, 2])).sum(1)
+    torch.testing.assert_close(scores, (h * r * t.conj()).sum(1).real)
+    torch.testing.assert_close(
+        link_prediction.cubes(model.entities.weight[:1]),
+        torch.complex(*model.entities.weight[:1].chunk(2, 1)).abs().pow(3).sum(),
+    )
+
+
+def test_ranks_are_filtered_and_ties_are_their_mean():
+    graph = small_graph()
+    model = link_prediction.ComplEx(graph, 4, None)
+    expected = []
+    scores = model.query(graph.test) @ model.entities.weight.T
+    for row, (head, relation, tail) in zip(scores, graph.test.tolist(), strict=True):
+        true = {t for h, r, t in graph.test.tolist() if (h, r) == (head, relation)} - {tail}
+        expected.append(1 + sum(float(row[c] > row[tail]) for c in range(30) if c not in true))
+    assert link_prediction.ranks(model, graph.test, graph.known).tolist() == expected
+    with torch.no_grad():
+        model.entities.weight.zero_()
+    number = graph.known.number(graph.test) - 1
+    torch.testing.assert_close(link_prediction.ranks(model, graph.test, graph.known), (31 - number).double() / 2)
+
+
+def test_a_model_of_nans_has_the_worst_ranks():
+    graph = small_graph()
+    model = link_prediction.ComplEx(graph, 4, None)
+    with torch.no_grad():
+        model.entities.weight.fill_(torch.nan)
+    assert (link_prediction.ranks(model, graph.test, graph.known) > 30).all()
+
+
+def test_link_prediction_says_where_it_looks_for_data(tmp_path):
+    command = [sys.executable, "benchmarks/link_prediction.py", "--data", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert str(tmp_path) in done.stderr
+
+
+def test_the_cost_of_designs():
+    names = ["importance", "learned", "clustered"]
+    output = run("benchmarks/design_cost.py", "--classes", 1500, 3000, "--rounds", 1, "--designs", *names)
+    table, growth = output.split("as C to the power")
+    for name in names:
+        lines = [line.removeprefix(name).split() for line in table.splitlines() if line.startswith(f"{name}  ")]
+        assert len(lines) == 2
+        low, median, high, over_products, setup, upkeep, *_ = map(float, lines[0])
+        assert 0 < low <= median <= high
+        assert over_products > 0
+        assert setup > 0
+        assert (upkeep > 0) == (name != "importance")
+    assert line_of(growth, "importance")[1] == "–"
+    assert float(line_of(growth, "learned")[1]) < 3
+
+
+@pytest.mark.parametrize("name", design_cost.DESIGNS)
+def test_each_design_is_set_up_kept_up_and_makes_steps(name, monkeypatch):
+    if name == "nearest":
+        pytest.importorskip("faiss")
+    monkeypatch.setenv("DESIGN", name)
+    counts = 1e6 / np.arange(2.0, CLASSES + 2)
+    targets = np.random.default_rng(0).integers(0, CLASSES, (3, design_cost.BATCH))
+    for build in (design_cost.steps, design_cost.builds):
+        make_step = build(CLASSES, counts, targets)
+        for _ in range(3):
+            make_step()
+
+
+def test_growth_is_the_slope_between_logarithms():
+    assert design_cost.exponent([(10, 3.0), (100, 30.0), (1000, 300.0)]) == pytest.approx(1)
+    assert design_cost.exponent([(10, 0.0), (100, 0.0)]) is None
+
+
 def small_results(folder):
     rows = []
     for num_classes in step.SIZES:
@@ -132,6 +277,13 @@ def small_results(folder):
                 columns = step.columns("would need 41 GiB" if slow else measured, measured)
                 rows.append({"contender": name, "num_classes": num_classes, **columns, "huge_pages": huge})
     write_csv(folder / "step.csv", rows)
+    designs = []
+    for num_classes in design_cost.SIZES:
+        for i, name in enumerate(design_cost.DESIGNS, 1):
+            measured = design_cost.Measured([i * 1e-3] * 3, 1e-3, setup_s=1.0, upkeep_s=0.1, beyond_gib=0.5)
+            columns = design_cost.columns(name, num_classes, measured)
+            designs.append({"design": name, "num_classes": num_classes, **columns, "huge_pages": 1})
+    write_csv(folder / "design_cost.csv", designs)
 
 
 def test_the_table(tmp_path):
@@ -145,6 +297,6 @@ def test_the_table(tmp_path):
 def test_the_plots(tmp_path):
     small_results(tmp_path)
     run("benchmarks/plots.py", "--results", tmp_path)
-    for name in ("step_time", "step_memory", "step_floor"):
+    for name in ("step_time", "step_memory", "step_floor", "design_cost"):
         assert (tmp_path / f"{name}.png").stat().st_size > 10_000
         assert (tmp_path / f"{name}.svg").read_text().rstrip().endswith("</svg>")

@@ -1,0 +1,342 @@
+"""What each sampling design costs as classes grow from 10⁴ to 10⁷: set-up, steps, upkeep and memory.
+
+    python benchmarks/design_cost.py                       # the whole table, into benchmarks/results/design_cost.csv
+    python benchmarks/design_cost.py --classes 1e4 1e5     # a part of it, printed only
+
+A step draws for a batch of 1024, scores k = 256 classes of 64 dimensions, goes back and updates the touched rows by
+`RowAdagrad`; counts follow Zipf's law, targets are drawn by them. Each design has a process of its own, and those that
+fit into memory together take turns, the matrix products that no step does without among them.
+
+Some designs build a table, clusters or an index anew every so many steps. In the turns none does. Upkeep is one such
+build by itself, in a second process whose peak memory is told too; amortised, it is divided by the steps between two
+builds that the design has by default. Set-up is the sampler with its first draw, without the class table. Memory is
+what a design takes at its peak beyond the class table and Adagrad's state. All of it with huge pages
+(THP_MEM_ALLOC_ENABLE=1).
+"""
+
+import argparse
+import itertools
+import math
+import os
+import statistics
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from manyclass import ClassHead
+from manyclass.optim import RowAdagrad
+from manyclass.samplers import (
+    Bernoulli,
+    Clustered,
+    FollowingSampler,
+    Importance,
+    InBatch,
+    Learned,
+    Nearest,
+    Sampler,
+    Systematic,
+)
+
+ROOT = Path(__file__).resolve().parent
+sys.path.insert(0, str(ROOT.parent))
+
+from benchmarks.counts import zipf_counts  # noqa: E402
+from benchmarks.machine import free_gib, provenance, quantiles, write_csv  # noqa: E402
+from benchmarks.turns import NotInstalledError, Turns  # noqa: E402
+
+RESULTS = ROOT / "results" / "design_cost.csv"
+BATCH, K, DIM, GROUP = 1024, 256, 64, 32
+RATE = 0.01
+SIZES = [10**4, 10**5, 10**6, 10**7]
+BATCHES = 16
+ROUNDS, WAKING, STEPS = 10, 3, 10
+SLOW = 1.0  # seconds from which on one build tells enough
+NEVER = 1 << 40
+FLOOR = "products"
+
+Row = dict[str, object]
+
+
+@dataclass(frozen=True)
+class Design:
+    """A sampler from counts, how often it is built anew by default, and the tables [C, D] it takes beside its own."""
+
+    build: Callable[[Tensor], Sampler]
+    every: Callable[[int], int] | None = None
+    tables: float = 0.5
+
+    def gib(self, num_classes: int) -> float:
+        # Weights and Adagrad's state are two tables.
+        return 0.5 + (2 + self.tables) * num_classes * DIM * 4 / 2**30
+
+
+def nearest(counts: Tensor) -> Sampler:
+    import faiss  # noqa: F401  (where it is missing, it is named)
+
+    return Nearest(counts, K, group_size=GROUP, every=NEVER)
+
+
+def square_root(num_classes: int) -> int:
+    """Steps between two builds, as `Learned` has them."""
+    return max(50, math.isqrt(num_classes))
+
+
+def share(num_classes: int) -> int:
+    """Steps between two builds, as `Clustered` and `Nearest` have them."""
+    return max(500, num_classes // 64)
+
+
+DESIGNS = {
+    "importance": Design(lambda counts: Importance(counts, K)),
+    "bernoulli": Design(lambda counts: Bernoulli(counts, K)),
+    "bernoulli, proportional": Design(lambda counts: Bernoulli.proportional(counts, K)),
+    "systematic": Design(lambda counts: Systematic(counts, K)),
+    "systematic, stratified": Design(lambda counts: Systematic(counts, K, stratified=True)),
+    "learned": Design(lambda counts: Learned(counts, K, every=NEVER), square_root),
+    "clustered": Design(lambda counts: Clustered(counts, K, group_size=GROUP, every=NEVER), share, 2.0),
+    "nearest": Design(nearest, share, 3.5),
+    "in batch": Design(lambda counts: InBatch(counts, K)),
+}
+
+
+def products(num_classes: int, counts: np.ndarray, targets: np.ndarray) -> Callable[[], object]:
+    """The floor: the matrix products of a step, and nothing else."""
+    hidden, rows, gamma = torch.randn(BATCH, DIM), torch.randn(K, DIM), torch.randn(BATCH, K)
+
+    def step() -> None:
+        hidden @ rows.T
+        gamma @ rows
+        gamma.T @ hidden
+
+    return step
+
+
+def steps(num_classes: int, counts: np.ndarray, targets: np.ndarray) -> Callable[[], object]:
+    """Whole steps of the design that the environment names."""
+    weights = torch.from_numpy(counts)
+    sampler = DESIGNS[os.environ["DESIGN"]].build(weights)
+    head = ClassHead(DIM, num_classes, counts=weights, sampler=sampler, sparse=True)
+    optimizer = RowAdagrad(head.parameters(), RATE)
+    hidden = torch.randn(BATCH, DIM, requires_grad=True)
+    batches = itertools.cycle(torch.from_numpy(targets))
+
+    def step() -> None:
+        hidden.grad = None
+        optimizer.zero_grad()
+        head(hidden, next(batches)).backward()
+        optimizer.step()
+
+    return step
+
+
+def builds(num_classes: int, counts: np.ndarray, targets: np.ndarray) -> Callable[[], object]:
+    """First nothing but class vectors, then the set-up of the design, and then its upkeep, as often as is asked for."""
+
+    def phases() -> Iterator[None]:
+        bound = 1 / math.sqrt(DIM)
+        vectors = torch.empty(num_classes, DIM).uniform_(-bound, bound)
+        hidden, target = torch.randn(BATCH, DIM), torch.from_numpy(targets[0])
+        yield
+        sampler = DESIGNS[os.environ["DESIGN"]].build(torch.from_numpy(counts))
+        if isinstance(sampler, FollowingSampler):
+            sampler.follow(vectors)
+        sampler(target, hidden=hidden)
+        while True:
+            yield
+            sampler.refresh()
+
+    return phases().__next__
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A design after its turns and its builds."""
+
+    times: list[float]
+    floor: float
+    setup_s: float
+    upkeep_s: float
+    beyond_gib: float
+
+
+def groups(names: list[str], num_classes: int, budget: float) -> Iterator[list[str]]:
+    """The designs that fit into memory together."""
+    group: list[str] = []
+    for name in names:
+        if group and sum(DESIGNS[member].gib(num_classes) for member in (*group, name)) > budget:
+            yield group
+            group = []
+        group.append(name)
+    yield group
+
+
+def measure(group: list[str], num_classes: int, rounds: int, data: Path) -> dict[str, Measured | str]:
+    """The designs of a group after they have taken turns, or why one did not."""
+    environment = {"THP_MEM_ALLOC_ENABLE": "1", "OMP_NUM_THREADS": str(torch.get_num_threads())}
+    table = num_classes * (DIM + 1) * 4 / 2**30
+    found: dict[str, Measured | str] = {}
+    turns: dict[str, Turns] = {}
+    with ExitStack() as stack:
+        turns[FLOOR] = floor = Turns("design_cost:products", num_classes, data, environment)
+        stack.callback(floor.close)
+        for name in group:
+            try:
+                turns[name] = Turns("design_cost:steps", num_classes, data, environment | {"DESIGN": name})
+                stack.callback(turns[name].close)
+            except (NotInstalledError, RuntimeError) as error:
+                found[name] = why(error)
+        times: dict[str, list[float]] = {name: [] for name in turns}
+        for _ in range(rounds):
+            for name, turn in turns.items():
+                times[name] += turn.take(untimed=WAKING, timed=STEPS)
+    median = statistics.median(times[FLOOR])
+    del turns[FLOOR]
+    for name, turn in turns.items():
+        try:
+            setup, upkeep, peak = measure_builds(name, num_classes, data, environment)
+        except RuntimeError as error:
+            found[name] = why(error)
+            continue
+        # What a process needs that only multiplies matrices: Python, torch, the counts.
+        beyond = max(turn.peak_gib - 2 * table, peak - table) - floor.peak_gib
+        found[name] = Measured(times[name], median, setup, upkeep, max(0.0, beyond))
+    return found
+
+
+def measure_builds(name: str, num_classes: int, data: Path, environment: dict[str, str]) -> tuple[float, float, float]:
+    """Seconds of set-up and of upkeep, and the peak in GiB: by itself, since it takes the whole machine."""
+    turn = Turns("design_cost:builds", num_classes, data, environment | {"DESIGN": name})
+    try:
+        upkeep = 0.0
+        if DESIGNS[name].every is not None:
+            upkeep = statistics.median(turn.take(untimed=0, timed=1 if turn.step_s > SLOW else 3))
+        return turn.step_s, upkeep, turn.peak_gib
+    finally:
+        turn.close()
+
+
+def why(error: Exception) -> str:
+    """What the table says of a design that a library is missing for, or that has run out of memory."""
+    if isinstance(error, NotInstalledError):
+        return f"not installed: {error}"
+    print(f"\n{error}", file=sys.stderr)
+    return str(error).splitlines()[0].rstrip(":")
+
+
+def run(names: list[str], num_classes: int, rounds: int, budget: float) -> list[Row]:
+    """The rows of one size."""
+    counts, law = zipf_counts(num_classes)
+    draw = Importance(counts, BATCHES * BATCH)
+    drawn = draw(torch.zeros(1, dtype=torch.int64), generator=torch.Generator().manual_seed(0)).ids()
+    measured: dict[str, Measured | str] = {}
+    fitting = []
+    for name in names:
+        gib = DESIGNS[name].gib(num_classes)
+        if gib <= budget:
+            fitting.append(name)
+        else:
+            measured[name] = f"would need {gib:.0f} GiB"
+    with tempfile.TemporaryDirectory() as folder:
+        np.save(Path(folder) / "counts.npy", counts.numpy())
+        np.save(Path(folder) / "targets.npy", drawn.reshape(BATCHES, BATCH).numpy())
+        del counts, draw, drawn
+        for group in groups(fitting, num_classes, budget):
+            measured |= measure(group, num_classes, rounds, Path(folder))
+    about = {"counts": law, **provenance(), "huge_pages": 1}
+    return [
+        {"design": name, "num_classes": num_classes, **columns(name, num_classes, measured[name]), **about}
+        for name in names
+    ]
+
+
+def columns(name: str, num_classes: int, measured: Measured | str) -> Row:
+    """What the table says of one design; numbers are missing where a note says why."""
+    names = "step_ms_p20 step_ms step_ms_p80 to_products setup_s upkeep_s every upkeep_ms_a_step beyond_gib"
+    empty: Row = dict.fromkeys([*names.split(), "products_gflops", "note"], "")
+    if isinstance(measured, str):
+        return empty | {"note": measured}
+    low, median, high = (round(time * 1e3, 3) for time in quantiles(measured.times))
+    every = DESIGNS[name].every
+    return empty | {
+        "step_ms_p20": low,
+        "step_ms": median,
+        "step_ms_p80": high,
+        "to_products": round(median / 1e3 / measured.floor, 2),
+        "setup_s": round(measured.setup_s, 3),
+        "upkeep_s": round(measured.upkeep_s, 4),
+        "every": "" if every is None else every(num_classes),
+        "upkeep_ms_a_step": 0 if every is None else round(measured.upkeep_s * 1e3 / every(num_classes), 4),
+        "beyond_gib": round(measured.beyond_gib, 3),
+        "products_gflops": round(3 * 2 * BATCH * K * DIM / measured.floor / 1e9, 1),
+    }
+
+
+def exponent(points: list[tuple[float, float]]) -> float | None:
+    """The slope of log y against log x; None where fewer than two points have a y above 0."""
+    points = [(x, y) for x, y in points if y > 0]
+    if len(points) < 2:
+        return None
+    return statistics.linear_regression(*zip(*((math.log(x), math.log(y)) for x, y in points), strict=True)).slope
+
+
+def growth(rows: list[Row]) -> str:
+    """How the median step and amortised upkeep of each design grow with the number of classes."""
+    lines = [f"{'as C to the power':28}{'step':>8}{'upkeep':>8}"]
+    for name in dict.fromkeys(str(row["design"]) for row in rows):
+        own = [row for row in rows if row["design"] == name and not row["note"]]
+        cells = []
+        for column in ("step_ms", "upkeep_ms_a_step"):
+            slope = exponent([(float(str(row["num_classes"])), float(str(row[column]))) for row in own])
+            cells.append("–" if slope is None else f"{slope:.2f}")
+        lines.append(f"{name:28}{cells[0]:>8}{cells[1]:>8}")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--classes", nargs="+", default=SIZES, type=lambda size: int(float(size)), metavar="C")
+    parser.add_argument("--designs", nargs="+", default=list(DESIGNS), choices=DESIGNS, metavar="NAME")
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--memory", type=float, metavar="GIB", help="for all at once; by default 3/4 of what is free")
+    parser.add_argument("--out", type=Path, default=None, help="CSV file (default: the kept one, for a whole run)")
+    arguments = parser.parse_args()
+    budget = arguments.memory or 0.75 * free_gib()
+    whole = (arguments.classes, arguments.designs, arguments.rounds) == (SIZES, list(DESIGNS), ROUNDS)
+    path = arguments.out or (RESULTS if whole else None)
+    rows: list[Row] = []
+    for num_classes in arguments.classes:
+        print(f"\n{num_classes:.0e} classes", end="", flush=True)
+        part = run(arguments.designs, num_classes, arguments.rounds, budget)
+        rates = [row["products_gflops"] for row in part if row["products_gflops"]]
+        print(
+            f", products at {' to '.join(map(str, dict.fromkeys([min(rates), max(rates)])))} GFlop/s" if rates else ""
+        )
+        print(
+            f"{'':28}{'p20':>10}{'ms':>10}{'p80':>10}{'× products':>12}{'set-up s':>10}{'upkeep s':>10}{'every':>8}"
+            f"{'ms a step':>11}{'GiB':>8}"
+        )
+        for row in part:
+            print(
+                f"{row['design']:28}{row['step_ms_p20']:>10}{row['step_ms']:>10}{row['step_ms_p80']:>10}"
+                f"{row['to_products']:>12}{row['setup_s']:>10}{row['upkeep_s']:>10}{row['every']:>8}"
+                f"{row['upkeep_ms_a_step']:>11}{row['beyond_gib']:>8}  {row['note']}".rstrip(),
+                flush=True,
+            )
+        rows += part
+        if path is not None:
+            # After each size: who stops this keeps what is done.
+            write_csv(path, rows)
+    print(f"\n{growth(rows)}")
+    if path is not None:
+        print(f"written to {path}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,194 @@
+"""Knowledge-graph triples as classes: the tail of a triple is the class of its head and relation."""
+
+import collections
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from manyclass import _check
+from manyclass.data.files import lines
+from manyclass.errors import UserError
+
+SPLITS = ("train", "valid", "test")
+Names = tuple[str, str, str]
+
+
+@dataclass(frozen=True)
+class KnownTails:
+    """The true tails of each pair of head and relation, each pair's in a run of its own.
+
+    Args:
+        num_relations: reciprocal ones included; a pair's key is head · num_relations + relation.
+        pair: int64 [P], the keys in ascending order.
+        start: int64 [P + 1], where the tails of each pair begin.
+        tail: int64 [N], ascending within a pair, none twice.
+
+    Example:
+        >>> known = KnownTails.of(torch.tensor([[0, 0, 1], [0, 0, 2], [3, 0, 1]]), num_relations=1)
+        >>> known.others(torch.tensor([[0, 0, 2], [3, 0, 1], [2, 0, 0]]))
+        tensor([[ 1, -1],
+                [-1, -1],
+                [-1, -1]])
+    """
+
+    num_relations: int
+    pair: Tensor
+    start: Tensor
+    tail: Tensor
+
+    @classmethod
+    def of(cls, triples: Tensor, *, num_relations: int) -> "KnownTails":
+        """What triples [N, 3] say."""
+        if triples.dim() != 2 or triples.shape[1] != 3 or not len(triples):
+            raise ValueError(f"`triples` must have shape [N, 3], N at least 1, got {list(triples.shape)}")
+        head, relation, tail = triples.unbind(1)
+        key = head * num_relations + relation
+        order = tail.argsort()
+        order = order[key[order].argsort(stable=True)]
+        key, tail = key[order], tail[order]
+        again = (key[1:] == key[:-1]) & (tail[1:] == tail[:-1])
+        key, tail = (x[~F.pad(again, (1, 0))] for x in (key, tail))
+        pair, number = key.unique_consecutive(return_counts=True)
+        return cls(num_relations, pair, F.pad(number.cumsum(0), (1, 0)), tail)
+
+    def to(self, device: torch.device | str) -> "KnownTails":
+        """The same on another device."""
+        return replace(self, pair=self.pair.to(device), start=self.start.to(device), tail=self.tail.to(device))
+
+    def number(self, triples: Tensor) -> Tensor:
+        """How many tails are known [B] for the heads and relations of triples [B, 3]."""
+        return self._run(triples)[1]
+
+    def others(self, triples: Tensor, *, width: int | None = None) -> Tensor:
+        """Known tails [B, E] of the heads and relations of triples [B, 3], but for their own tails: -1 pads.
+
+        Args:
+            triples: [B, 3].
+            width: E, at least the greatest `number` among them. None: that, which a GPU is waited for.
+
+        Raises:
+            ValueError: a width that has no room for all.
+        """
+        begin, number = self._run(triples)
+        if width is None:
+            width = int(number.max()) if len(number) else 0
+        elif _check.reads_values(number) and (number > width).any():
+            raise ValueError(f"`width` must be at least {int(number.max())}, got {width}")
+        place = torch.arange(width, device=number.device)
+        tail = self.tail[(begin.unsqueeze(1) + place).clamp_(max=len(self.tail) - 1)]
+        return tail.masked_fill_((place >= number.unsqueeze(1)) | (tail == triples[:, 2:]), -1)
+
+    def _run(self, triples: Tensor) -> tuple[Tensor, Tensor]:
+        """Where the tails of each pair begin [B], and how many they are [B]."""
+        key = triples[:, 0] * self.num_relations + triples[:, 1]
+        place = torch.searchsorted(self.pair, key).clamp_(max=len(self.pair) - 1)
+        begin = self.start[place]
+        return begin, torch.where(self.pair[place] == key, self.start[place + 1] - begin, 0)
+
+
+@dataclass(frozen=True)
+class Triples:
+    """Triples of ids to train on, to choose by and to test on; ids go from frequent to rare.
+
+    Args:
+        train, valid, test: int64 [N, 3]: head, relation, tail.
+        entities, relations: the name of each id. Entities that only `valid` or `test` have are among them.
+    """
+
+    train: Tensor
+    valid: Tensor
+    test: Tensor
+    entities: tuple[str, ...]
+    relations: tuple[str, ...]
+
+    @property
+    def num_entities(self) -> int:
+        return len(self.entities)
+
+    @property
+    def num_relations(self) -> int:
+        """R: those of the files. With reciprocal ones there are twice as many."""
+        return len(self.relations)
+
+    @cached_property
+    def entity_ids(self) -> Mapping[str, int]:
+        return {name: i for i, name in enumerate(self.entities)}
+
+    @cached_property
+    def relation_ids(self) -> Mapping[str, int]:
+        return {name: i for i, name in enumerate(self.relations)}
+
+    def both_ways(self, triples: Tensor) -> Tensor:
+        """Triples [2N, 3]: these, then their reciprocals, in which relation r + R asks for the head."""
+        head, relation, tail = triples.unbind(1)
+        return torch.cat([triples, torch.stack([tail, relation + self.num_relations, head], 1)])
+
+    def known(self, *splits: str) -> KnownTails:
+        """The true tails that these splits know, both ways: "train" for training, all three to filter ranks."""
+        for split in splits:
+            _check.choice("splits", split, SPLITS)
+        triples = torch.cat([getattr(self, split) for split in splits])
+        return KnownTails.of(self.both_ways(triples), num_relations=2 * self.num_relations)
+
+
+def read_triples(path: Path, *, valid: Path | None = None, test: Path | None = None, name: str = "data") -> Triples:
+    """Read triples, one a line: head TAB relation TAB tail, in UTF-8; .gz, .xz and .bz2 are read as what they hold.
+
+    Args:
+        path: a file to train on; or a folder that holds `train.…`, and `valid.…` and `test.…` if there are such.
+        valid, test: files. None: those of the folder; without one there are no such triples.
+        name: what the user knows the path as, for errors.
+
+    Raises:
+        UserError: a file is missing, cannot be read, is no UTF-8, has a line that is no triple, or there is nothing to
+            train on.
+    """
+    paths = {"train": path, "valid": valid, "test": test}
+    if path.is_dir():
+        found = {split: _in_folder(path, split) for split in SPLITS}
+        paths = {**found, **{split: given for split, given in paths.items() if given not in (None, path)}}
+    train = paths["train"]
+    if train is None:
+        raise UserError(f"`{name}` must be a file, or a folder with a file train.txt, got {path}, which has none")
+    parts = {split: [] if file is None else _read(file, name) for split, file in paths.items()}
+    if not parts["train"]:
+        raise UserError(f"`{name}` must hold a triple to train on, got none in {train}")
+    return _encode(parts)
+
+
+def _read(path: Path, name: str) -> list[Names]:
+    triples = []
+    for number, line in enumerate(lines(path, name=name), 1):
+        fields = line.split("\t")
+        if len(fields) != 3 or not all(fields):
+            raise UserError(
+                f"`{name}` must hold head TAB relation TAB tail in each line, got {line!r} in line {number} of {path}"
+            )
+        triples.append((fields[0], fields[1], fields[2]))
+    return triples
+
+
+def _encode(parts: Mapping[str, list[Names]]) -> Triples:
+    everything = [triple for part in parts.values() for triple in part]
+    entities = _by_frequency(entity for head, _, tail in everything for entity in (head, tail))
+    relations = _by_frequency(relation for _, relation, _ in everything)
+    tensors = {
+        split: torch.tensor([[entities[h], relations[r], entities[t]] for h, r, t in part]).reshape(-1, 3).long()
+        for split, part in parts.items()
+    }
+    return Triples(**tensors, entities=tuple(entities), relations=tuple(relations))
+
+
+def _by_frequency(names: Iterable[str]) -> dict[str, int]:
+    """Ids from frequent to rare; by name where they are as frequent, so that they follow from the data alone."""
+    count = collections.Counter(names)
+    return {name: i for i, name in enumerate(sorted(count, key=lambda name: (-count[name], name)))}
+
+
+def _in_folder(folder: Path, stem: str) -> Path | None:
+    return next((path for path in sorted(folder.iterdir()) if path.name.split(".")[0] == stem), None)
