@@ -7,10 +7,10 @@ A step draws for a batch of 1024, scores k = 256 classes of 64 dimensions, goes 
 `RowAdagrad`; counts follow Zipf's law, targets are drawn by them. Each design has a process of its own, and those that
 fit into memory together take turns, the matrix products that no step does without among them.
 
-Some designs build a table, clusters or an index anew every so many steps. In the turns none does. Upkeep is one such
-build by itself, in a second process whose peak memory is told too; amortised, it is divided by the steps between two
-builds that the design has by default. Set-up is the sampler with its first draw, without the class table. Memory is
-what a design takes at its peak beyond the class table and Adagrad's state. All of it with huge pages
+Some designs build a table, clusters or an index anew every so many steps. In the turns none does. Upkeep is one of each
+such build by itself, in a second process whose peak memory is told too; amortised, each is divided by the steps
+between two that the design has by default. Set-up is the sampler with its first draw, without the class table. Memory
+is what a design takes at its peak beyond the class table and Adagrad's state. All of it with huge pages
 (THP_MEM_ALLOC_ENABLE=1).
 """
 
@@ -42,6 +42,7 @@ from manyclass.samplers import (
     Nearest,
     Sampler,
     Systematic,
+    UpkeptSampler,
 )
 
 ROOT = Path(__file__).resolve().parent
@@ -66,10 +67,16 @@ Row = dict[str, object]
 
 @dataclass(frozen=True)
 class Design:
-    """A sampler from counts, how often it is built anew by default, and the tables [C, D] it takes beside its own."""
+    """A sampler from counts, how often it does each part of its upkeep by default, and the tables [C, D] it takes.
+
+    Args:
+        build: the sampler.
+        every: the steps between two runs of each part of `sampler.upkeep()`, of the number of classes.
+        tables: of class vectors that it holds for a while.
+    """
 
     build: Callable[[Tensor], Sampler]
-    every: Callable[[int], int] | None = None
+    every: tuple[Callable[[int], int], ...] = ()
     tables: float = 0.5
 
     def gib(self, num_classes: int) -> float:
@@ -93,15 +100,23 @@ def share(num_classes: int) -> int:
     return max(500, num_classes // 64)
 
 
+def look(num_classes: int) -> int:
+    """Steps in which an order by clusters looks at all classes."""
+    return -(-num_classes // 64)
+
+
 DESIGNS = {
     "importance": Design(lambda counts: Importance(counts, K)),
     "bernoulli": Design(lambda counts: Bernoulli(counts, K)),
     "bernoulli, proportional": Design(lambda counts: Bernoulli.proportional(counts, K)),
     "systematic": Design(lambda counts: Systematic(counts, K)),
     "systematic, stratified": Design(lambda counts: Systematic(counts, K, stratified=True)),
-    "learned": Design(lambda counts: Learned(counts, K, every=NEVER), square_root),
-    "clustered": Design(lambda counts: Clustered(counts, K, group_size=GROUP, every=NEVER), share, 2.0),
-    "nearest": Design(nearest, share, 3.5),
+    "learned": Design(lambda counts: Learned(counts, K, every=NEVER), (square_root,)),
+    "learned, by cluster": Design(
+        lambda counts: Learned(counts, K, every=NEVER, order="cluster"), (square_root, look, look)
+    ),
+    "clustered": Design(lambda counts: Clustered(counts, K, group_size=GROUP, every=NEVER), (share,), 2.0),
+    "nearest": Design(nearest, (share,), 3.5),
     "in batch": Design(lambda counts: InBatch(counts, K)),
 }
 
@@ -137,7 +152,7 @@ def steps(num_classes: int, counts: np.ndarray, targets: np.ndarray) -> Callable
 
 
 def builds(num_classes: int, counts: np.ndarray, targets: np.ndarray) -> Callable[[], object]:
-    """First nothing but class vectors, then the set-up of the design, and then its upkeep, as often as is asked for."""
+    """First nothing but class vectors, then the set-up of the design, then the parts of its upkeep in turn."""
 
     def phases() -> Iterator[None]:
         bound = 1 / math.sqrt(DIM)
@@ -148,9 +163,12 @@ def builds(num_classes: int, counts: np.ndarray, targets: np.ndarray) -> Callabl
         if isinstance(sampler, FollowingSampler):
             sampler.follow(vectors)
         sampler(target, hidden=hidden)
+        parts = sampler.upkeep() if isinstance(sampler, UpkeptSampler) else ()
+        for part in itertools.cycle([*parts]):
+            yield
+            part.run()
         while True:
             yield
-            sampler.refresh()
 
     return phases().__next__
 
@@ -162,7 +180,7 @@ class Measured:
     times: list[float]
     floor: float
     setup_s: float
-    upkeep_s: float
+    upkeep_s: tuple[float, ...]
     beyond_gib: float
 
 
@@ -210,14 +228,15 @@ def measure(group: list[str], num_classes: int, rounds: int, data: Path) -> dict
     return found
 
 
-def measure_builds(name: str, num_classes: int, data: Path, environment: dict[str, str]) -> tuple[float, float, float]:
-    """Seconds of set-up and of upkeep, and the peak in GiB: by itself, since it takes the whole machine."""
+def measure_builds(
+    name: str, num_classes: int, data: Path, environment: dict[str, str]
+) -> tuple[float, tuple[float, ...], float]:
+    """Seconds of set-up and of each part of upkeep, and the peak in GiB: by itself, as it takes the whole machine."""
     turn = Turns("design_cost:builds", num_classes, data, environment | {"DESIGN": name})
     try:
-        upkeep = 0.0
-        if DESIGNS[name].every is not None:
-            upkeep = statistics.median(turn.take(untimed=0, timed=1 if turn.step_s > SLOW else 3))
-        return turn.step_s, upkeep, turn.peak_gib
+        parts = len(DESIGNS[name].every)
+        times = turn.take(untimed=0, timed=parts * (1 if turn.step_s > SLOW else 3)) if parts else []
+        return turn.step_s, tuple(statistics.median(times[i::parts]) for i in range(parts)), turn.peak_gib
     finally:
         turn.close()
 
@@ -263,16 +282,17 @@ def columns(name: str, num_classes: int, measured: Measured | str) -> Row:
     if isinstance(measured, str):
         return empty | {"note": measured}
     low, median, high = (round(time * 1e3, 3) for time in quantiles(measured.times))
-    every = DESIGNS[name].every
+    every = [steps_between(num_classes) for steps_between in DESIGNS[name].every]
+    amortised = sum(seconds / steps for seconds, steps in zip(measured.upkeep_s, every, strict=True))
     return empty | {
         "step_ms_p20": low,
         "step_ms": median,
         "step_ms_p80": high,
         "to_products": round(median / 1e3 / measured.floor, 2),
         "setup_s": round(measured.setup_s, 3),
-        "upkeep_s": round(measured.upkeep_s, 4),
-        "every": "" if every is None else every(num_classes),
-        "upkeep_ms_a_step": 0 if every is None else round(measured.upkeep_s * 1e3 / every(num_classes), 4),
+        "upkeep_s": round(sum(measured.upkeep_s), 4),
+        "every": min(every, default=""),
+        "upkeep_ms_a_step": round(amortised * 1e3, 4),
         "beyond_gib": round(measured.beyond_gib, 3),
         "products_gflops": round(3 * 2 * BATCH * K * DIM / measured.floor / 1e9, 1),
     }

@@ -280,7 +280,8 @@ def small_results(folder):
     designs = []
     for num_classes in design_cost.SIZES:
         for i, name in enumerate(design_cost.DESIGNS, 1):
-            measured = design_cost.Measured([i * 1e-3] * 3, 1e-3, setup_s=1.0, upkeep_s=0.1, beyond_gib=0.5)
+            upkeep = (0.1,) * len(design_cost.DESIGNS[name].every)
+            measured = design_cost.Measured([i * 1e-3] * 3, 1e-3, setup_s=1.0, upkeep_s=upkeep, beyond_gib=0.5)
             columns = design_cost.columns(name, num_classes, measured)
             designs.append({"design": name, "num_classes": num_classes, **columns, "huge_pages": 1})
     write_csv(folder / "design_cost.csv", designs)

@@ -109,6 +109,14 @@ def test_like_class_vectors_are_neighbours_once_they_are_shown():
     assert len(found.unique_consecutive()) == 5
 
 
+def test_vectors_are_shown_through_an_explicit_set():
+    vectors, label = clustered_vectors()
+    inner = Systematic(weights(), 10, order="cluster")
+    ClassHead(D, C, sampler=WithExplicit(inner, "batch"), weight=torch.nn.Parameter(vectors))
+    draw(inner)
+    assert len(label[line(inner)].unique_consecutive()) == 5
+
+
 def test_an_order_by_clusters_lowers_the_error():
     vectors, _ = clustered_vectors()
     hidden, target = vectors[:B] / 4, torch.arange(B)

@@ -9,6 +9,7 @@ from manyclass.report.content import Curve, Figure, Panel
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
 
 _STYLE: dict[Any, Any] = {
     "font.size": 9,
@@ -79,10 +80,23 @@ def _draw_panel(axes: "Axes", panel: Panel, colours: dict[str, int]) -> "dict[st
             axes.fill_between(curve.x, curve.low, curve.high, color=ink, alpha=0.15, lw=0)
     if panel.log_x:
         axes.set_xscale("log")
+        _label_log(axes.xaxis)
     if panel.log_y:
         axes.set_yscale("log")
+        _label_log(axes.yaxis)
     axes.set(title=panel.title, xlabel=panel.x_label, ylabel=panel.y_label)
     return legend
+
+
+def _label_log(axis: "Axis") -> None:
+    """Labels at 1, 2 and 5 of each power of ten where there are few powers, so that none lies over another."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    axis.set_minor_formatter(NullFormatter())
+    low, high = axis.get_data_interval()
+    if low > 0 and high < 200 * low:
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
 
 
 def _marked(curve: Curve, number: int) -> bool:

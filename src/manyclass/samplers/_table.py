@@ -159,6 +159,10 @@ class MassTable(nn.Module):
         """int64 [C]: the ids as they lie on the line; None: by id."""
         return self._order
 
+    def absent(self) -> Tensor:
+        """The classes of mass 0, in ascending order."""
+        return self._zero if self._order is None else self._order[self._zero].sort().values
+
     def locate(self, position: Tensor) -> tuple[Tensor, Tensor]:
         """Ids and masses of the classes that own these positions, float64 of any shape in [0, total]."""
         if native.runs_on(position):

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from manyclass import _check, native
 from manyclass.candidates import Block, Candidates, join
-from manyclass.samplers._sampler import Sampler, TableSampler, checked_draw
+from manyclass.samplers._sampler import FollowingSampler, Sampler, TableSampler, checked_draw
 
 
 class WithExplicit(nn.Module):
@@ -128,6 +128,11 @@ class WithExplicit(nn.Module):
         if self._explicit is None:
             return torch.zeros(target.shape, dtype=torch.float64, device=target.device)
         return drawn().masked_fill(_within(target, self._explicit), 0.0)
+
+    def follow(self, vectors: Tensor, bias: Tensor | None = None) -> None:
+        """Show class vectors to the inner sampler, if it looks at any."""
+        if isinstance(self.sampler, FollowingSampler):
+            self.sampler.follow(vectors, bias)
 
     def refresh(self) -> None:
         """Rebuild the inner sampler from its counts; the explicit set stays."""

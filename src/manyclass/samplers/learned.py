@@ -107,7 +107,7 @@ class Learned(nn.Module):
         self.estimate[ids] = known + rate * (p.to(known).square_() - known)
         table = self.renewal.step(self.sampler.table, self.every, self._snapshot)
         if table is not self.sampler.table:
-            self._take(table)
+            self.sampler.take(table)
 
     def _snapshot(self) -> Callable[[], MassTable]:
         """What a table follows from, copied, and how it does."""
@@ -123,13 +123,6 @@ class Learned(nn.Module):
             return MassTable(split_certain(weight, k)[0], order=arranged)
 
         return build
-
-    def _take(self, table: MassTable) -> None:
-        self.sampler.table = table
-        # All weights are above 0: a class that has no place on the line is drawn for certain.
-        certain = table._zero
-        self.sampler._certain = certain if table.order is None else table.order[certain].sort().values
-        self.sampler.derive()
 
     def _weight(self, estimate: Tensor, frequency: Tensor) -> Tensor:
         learnt = estimate.sqrt()

@@ -158,6 +158,11 @@ class Systematic(nn.Module):
         self.k = _check.whole("k", k, 1, self.num_classes)
         self.refresh()
 
+    def take(self, table: MassTable) -> None:
+        """Draw from another table; a class that has no mass in it is drawn for certain."""
+        self.table, self._certain = table, table.absent()
+        self.derive()
+
     def refresh(self) -> None:
         """Rebuild the table from the counts."""
         weight = self.source.read().to(self.table.device)
