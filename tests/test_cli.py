@@ -34,6 +34,28 @@ def test_a_bad_option_is_one_line(monkeypatch, capsys, tmp_path, arguments, mess
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--quick", "--full"], "`--quick` and `--full` must not both be given"),
+        (["--design", "magic"], "`designs` must be of importance;"),
+        (["--device", "nowhere"], "`device` must be one that torch finds here, got 'nowhere'"),
+        (["--data", "none.txt"], "`data` must be a file that can be read, got none.txt: No such file"),
+        (["--data", "."], "a folder with a file train.txt, got ., which has none"),
+        (["--redraw"], "`out` must hold the results.json of a study"),
+        (["--split", "letters"], "'letters' is not one of"),
+        (["--k", "0"], "0 is not in the range"),
+    ],
+)
+def test_a_bad_option_of_a_study_is_one_line(monkeypatch, capsys, tmp_path, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    assert run(monkeypatch, "study", *arguments) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_foreign_folder_is_one_line(monkeypatch, capsys, tmp_path):
     (tmp_path / "notes.txt").touch()
     assert run(monkeypatch, "paper", "--out", tmp_path) == 2

@@ -2,6 +2,7 @@
 
 import json
 import os
+import time
 
 import pytest
 
@@ -79,3 +80,33 @@ def test_code_is_a_module_and_what_it_imports():
 def test_a_job_has_one_thread(tmp_path):
     with Cells(tmp_path, jobs=1) as cells:
         assert cells.map(threads, [{}])[0]["threads"] == 1
+
+
+def nap(*, seconds):
+    time.sleep(seconds)
+    return {}
+
+
+def test_an_interruption_waits_for_a_long_cell_only_so_long(tmp_path, monkeypatch):
+    monkeypatch.setattr(cells_module, "_PATIENCE", 0.5)
+
+    def interrupt(done):
+        if done:
+            raise KeyboardInterrupt
+
+    start = time.monotonic()
+    with pytest.raises(KeyboardInterrupt), Cells(tmp_path / "cells", jobs=2) as cells:
+        cells.map(nap, [{"seconds": 0}, {"seconds": 300}], on_done=interrupt)
+    assert time.monotonic() - start < 100
+    assert len(list((tmp_path / "cells").rglob("*.json"))) == 1
+
+
+def where(*, number, folder):
+    return {"number": number, "folder": folder}
+
+
+def test_what_a_cell_is_given_does_not_make_it_another(tmp_path):
+    with Cells(tmp_path / "cells", jobs=1) as cells:
+        (first,) = cells.map(where, [{"number": 1}], given={"folder": "here"})
+        (again,) = cells.map(where, [{"number": 1}], given={"folder": "there"})
+    assert first["folder"] == again["folder"] == "here"

@@ -107,6 +107,11 @@ def test_a_text_that_is_too_short_is_told_before_anything_is_written(text, tmp_p
     assert not (tmp_path / "out").exists()
 
 
+def test_more_classes_than_there_are_is_told(text, tmp_path):
+    with pytest.raises(UserError, match=r"`k` must be at most half of the 300 classes, got 200"):
+        study(text, tmp_path / "out", scale=TINY, k=200)
+
+
 def test_redrawing_needs_results(tmp_path):
     with pytest.raises(UserError, match=r"must hold the results\.json of a study"):
         redraw(tmp_path)

@@ -17,6 +17,8 @@ from typing import Any
 
 import torch
 
+_PATIENCE = 10.0
+
 Settings = Mapping[str, Any]
 Compute = Callable[..., dict[str, Any]]
 
@@ -40,10 +42,16 @@ class Cells:
     def __enter__(self) -> "Cells":
         return self
 
-    def __exit__(self, *_: object) -> None:
-        # Cells under way are waited for, a few seconds: their files are then there for the next run.
-        if self._pool is not None:
-            self._pool.shutdown(wait=True, cancel_futures=True)
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self._pool is None:
+            return
+        self._pool.shutdown(wait=kind is None, cancel_futures=True)
+        if kind is not None:
+            # Cells under way are waited for, a few seconds: their files are then there for the next run.
+            until = time.monotonic() + _PATIENCE
+            for process in multiprocessing.active_children():
+                process.join(max(0.0, until - time.monotonic()))
+                process.terminate()
 
     def map(
         self,

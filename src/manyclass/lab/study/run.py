@@ -108,6 +108,8 @@ def study(
         if len(part) < 2048 + CONTEXT:
             raise UserError(f"`data` must have at least {2048 + CONTEXT:,} tokens {what}, got {len(part):,}")
     k = k or max(8, text.num_classes // 100)
+    if k > text.num_classes // 2:
+        raise UserError(f"`k` must be at most half of the {text.num_classes:,} classes, got {k:,}")
     ks = [each for each in scale.ks if each <= text.num_classes // 2]
     if not ks:
         raise UserError(f"`data` must have at least {2 * min(scale.ks)} classes, got {text.num_classes:,}")
