@@ -5,7 +5,7 @@ READY := $(VENV)/.ready
 BENCH := $(VENV)/.ready-bench
 PIP := $(PYTHON) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: setup test check demo paper bench quality clean
+.PHONY: setup test check demo paper study bench quality clean
 
 setup: $(READY)
 
@@ -30,6 +30,9 @@ demo: $(READY)
 paper: $(READY)
 	$(VENV)/bin/manyclass paper --out paper-report
 
+study: $(READY)
+	THP_MEM_ALLOC_ENABLE=1 $(VENV)/bin/manyclass study --out study-report
+
 $(BENCH): $(READY)
 	$(PIP) --editable '.[peers]'
 	touch $@
@@ -37,6 +40,7 @@ $(BENCH): $(READY)
 bench: $(BENCH)
 	$(PYTHON) benchmarks/draws.py
 	$(PYTHON) benchmarks/step.py
+	$(PYTHON) benchmarks/design_cost.py
 	$(PYTHON) benchmarks/plots.py
 
 # The better part of an hour, and it needs the text of WikiText-2.
