@@ -47,6 +47,7 @@ DESIGNS = {
     "systematic": ("Systematic", "#D55E00", "-"),
     "systematic, stratified": ("Systematic, stratified", "#D55E00", ":"),
     "learned": ("Learned", "#000000", "-"),
+    "learned, by cluster": ("Learned, by cluster", "#000000", ":"),
     "clustered": ("Clustered", "#CC79A7", "-"),
     "nearest": ("Nearest", "#E69F00", "-"),
     "in batch": ("InBatch", "#56B4E9", "-"),

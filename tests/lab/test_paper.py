@@ -106,12 +106,12 @@ def test_a_changed_setting_reruns_only_what_it_touches(tmp_path):
     asked = []
     with Cells(tmp_path, jobs=2) as cells:
         lab = Lab(TINY, 0, Work(cells, lambda name, done, total: asked.append((done, total))))
-        lab.begin("signs")
+        lab.work.begin("signs")
         EXPERIMENTS["signs"](lab)
         before = set(tmp_path.rglob("*.json"))
         # Another seed for the gradients; the sweep's one seed is the same.
         more = Lab(Scale(**{**vars(TINY), "seeds": 3}), 0, Work(cells))
-        more.begin("signs")
+        more.work.begin("signs")
         EXPERIMENTS["signs"](more)
     assert len(set(tmp_path.rglob("*.json")) - before) == 1
     assert asked[-1][0] == asked[-1][1]
