@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from manyclass.lab.spread import shown
 from manyclass.lab.study.designs import BASELINE, CHOSEN, PAPER, PLAIN
 
 K = 256
@@ -131,9 +132,9 @@ class Numbers:
                 time = self.milliseconds(CHOSEN, k)
                 plain = self.error_at(PLAIN, time)
                 if plain is not None:
-                    parts.append(f"{self.error(CHOSEN, k):.3f} to {plain:.3f} in {time:.2f} ms (k = {k})")
+                    parts.append(f"{self.error(CHOSEN, k):.3f} and {plain:.3f} in {time:.2f} ms (its k = {k:,})")
             if parts:
-                found.append(f"At equal time {CHOSEN!r} has beside {PLAIN!r} an error of {', '.join(parts)}.")
+                found.append(f"Errors of {CHOSEN!r} and of {PLAIN!r} at equal time: {'; '.join(parts)}.")
         winners = [
             f"{best[0]!r} in {time:.2f} ms"
             for time in (self.milliseconds(PLAIN, k) for k in self.ks)
@@ -150,7 +151,7 @@ class Numbers:
         least = self.perplexity(best, k)
         text = (
             f"Trained with k = {k} for {self.results['settings']['epochs']} epochs {best!r} ends at a held-out "
-            f"perplexity of {least:.1f}, {100 * (least / exact - 1):+.2f} % from exact training's {exact:.1f}"
+            f"perplexity of {least:.1f}, {shown(100 * (least / exact - 1), '+.2f')} % from exact training's {exact:.1f}"
         )
         return text + (f"; {', '.join(others)}." if others else ".")
 

@@ -1,6 +1,6 @@
 """The study as a report."""
 
-from manyclass.lab.spread import band
+from manyclass.lab.spread import band, shown
 from manyclass.lab.study.designs import MEANING
 from manyclass.lab.study.measures import TIMED_BATCH
 from manyclass.lab.study.numbers import Numbers
@@ -10,7 +10,6 @@ from manyclass.report import Curve, Figure, Panel, Report, Section, Table
 def report_of(numbers: Numbers) -> Report:
     """All figures and tables of a study."""
     text, settings, machine = (numbers.results[name] for name in ("text", "settings", "machine"))
-    cut = "" if settings["tokens"] is None else f", the first {text['train_tokens']:,} of them"
     notes = [
         "manyclass {manyclass}, torch {torch}, Python {python}; ".format(**numbers.results["versions"])
         + f"{machine['device']}, {machine['cores']} cores, {machine['gflops']:,.0f} GFLOP/s in the product of a step, "
@@ -19,12 +18,13 @@ def report_of(numbers: Numbers) -> Report:
         f"{settings['seeds']} seeds from {settings['seed']}; {settings['jobs']} processes trained at once.",
         "Beside this page lie results.json, errors.csv, times.csv, training.csv and each figure as PNG and SVG.",
     ]
+    cut = "all of the text" if settings["tokens"] is None else "the beginning of the text"
     summary = (
-        f"{text['source']}: tokens to train on{cut or ', all ' + format(text['train_tokens'], ',')}, "
-        f"{text['classes']:,} classes, {text['held_out_tokens']:,} tokens held out. The model reads five tokens and "
-        "predicts the next. " + " ".join(numbers.summary())
+        f"{text['source']}: {text['train_tokens']:,} tokens to train on, {cut}; {text['held_out_tokens']:,} held out; "
+        f"{text['classes']:,} classes. The model reads five tokens and predicts the next; {settings['epochs']} epochs."
     )
-    sections = [_overview(numbers), _errors(numbers), _times(numbers), _training(numbers)]
+    found = Section("What it says", numbers.summary())
+    sections = [found, _overview(numbers), _errors(numbers), _times(numbers), _training(numbers)]
     return Report("Which sampling design", summary, sections, notes)
 
 
@@ -34,7 +34,7 @@ def _overview(numbers: Numbers) -> Section:
         [
             design,
             f"{numbers.error(design, k):.3f}",
-            f"{numbers.error(design, k, 'bias_log_z'):+.4f}",
+            shown(numbers.error(design, k, "bias_log_z"), "+.4f"),
             f"{numbers.error(design, k, 'gamma_rmse'):.3f}",
             f"{numbers.error(design, k, 'rows_touched'):,.0f}",
             f"{numbers.milliseconds(design, k):.2f}",
@@ -129,7 +129,7 @@ def _training(numbers: Numbers) -> Section:
                 f"{k:,}",
                 f"{numbers.results['rates'][design]:g}",
                 f"{found:.2f}",
-                f"{100 * (found / exact - 1):+.2f} %",
+                f"{shown(100 * (found / exact - 1), '+.2f')} %",
                 f"{numbers.seconds(design, k):,.1f}",
             ]
         )
