@@ -127,6 +127,8 @@ def study(
 
     if quick and full:
         raise UserError("`--quick` and `--full` must not both be given")
+    if data is None and held_out is not None:
+        raise UserError(f"`--held-out` must come with `--data`, got {held_out} alone")
     base = room.QUICK if quick else room.FULL if full else room.DEFAULT
     scale = replace(base, tokens=tokens or base.tokens, epochs=epochs or base.epochs, seeds=seeds or base.seeds)
     room.check_designs(designs)

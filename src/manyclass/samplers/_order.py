@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from manyclass import _check
 from manyclass._derived import follow_loaded_state
 from manyclass.samplers._clusters import learn_centroids, nearest
+from manyclass.samplers._sampler import check_vectors
 
 ORDERS = ("frequency", "random", "cluster")
 _CLUSTERS = 256  # a comb of a thousand teeth takes several classes from each: more would change nothing
@@ -62,9 +63,7 @@ class ClassOrder(nn.Module):
         """Look at these class vectors, where the order asks for them."""
         if self.how != "cluster":
             return
-        _check.tensor("vectors", vectors)
-        if vectors.dim() != 2 or vectors.shape[0] != num_classes:
-            raise ValueError(f"`vectors` must have shape [{num_classes}, D], got {list(vectors.shape)}")
+        check_vectors(vectors, num_classes)
         # In a tuple, lest the head's parameter become the sampler's too.
         self._vectors = (vectors,)
         self._count = 0

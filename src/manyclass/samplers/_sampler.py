@@ -172,6 +172,13 @@ def check_call(sampler: Sampler, target: Tensor, exclude: Tensor | None) -> tupl
     return target, exclude
 
 
+def check_vectors(vectors: Tensor, num_classes: int) -> None:
+    """Raise where a sampler is shown something else than a vector for each class."""
+    _check.tensor("vectors", vectors)
+    if vectors.dim() != 2 or vectors.shape[0] != num_classes:
+        raise ValueError(f"`vectors` must have shape [{num_classes}, D], got {list(vectors.shape)}")
+
+
 def num_groups(target: Tensor, group_size: int | None) -> int:
     return 1 if group_size is None else -(-target.shape[0] // group_size)
 

@@ -12,7 +12,7 @@ from manyclass.candidates import Block, Candidates
 from manyclass.counts import ClassCounts
 from manyclass.samplers._clusters import Clusters
 from manyclass.samplers._renewal import Renewal
-from manyclass.samplers._sampler import Upkeep, checked_draw
+from manyclass.samplers._sampler import Upkeep, check_vectors, checked_draw
 from manyclass.samplers._source import WeightSource
 
 
@@ -95,9 +95,7 @@ class Clustered(nn.Module):
 
         The bias changes nothing: it is in the weights, as far as classes are frequent.
         """
-        _check.tensor("vectors", vectors)
-        if vectors.dim() != 2 or vectors.shape[0] != self.num_classes:
-            raise ValueError(f"`vectors` must have shape [{self.num_classes}, D], got {list(vectors.shape)}")
+        check_vectors(vectors, self.num_classes)
         # In a tuple, lest the head's parameter become the sampler's too.
         self._vectors = (vectors,)
         self.renewal.restart()

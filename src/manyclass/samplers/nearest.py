@@ -12,7 +12,7 @@ from manyclass.candidates import Block, Candidates, join
 from manyclass.counts import ClassCounts
 from manyclass.samplers._index import ClassIndex, load_faiss
 from manyclass.samplers._renewal import Renewal
-from manyclass.samplers._sampler import Upkeep, check_group_size, checked_draw, num_groups
+from manyclass.samplers._sampler import Upkeep, check_group_size, check_vectors, checked_draw, num_groups
 from manyclass.samplers._source import WeightSource
 from manyclass.samplers.systematic import Systematic
 
@@ -93,9 +93,7 @@ class Nearest(nn.Module):
 
     def follow(self, vectors: Tensor, bias: Tensor | None = None) -> None:
         """Index these class vectors [C, D] and biases [C], now and again every so many draws. A head shows its own."""
-        _check.tensor("vectors", vectors)
-        if vectors.dim() != 2 or vectors.shape[0] != self.num_classes:
-            raise ValueError(f"`vectors` must have shape [{self.num_classes}, D], got {list(vectors.shape)}")
+        check_vectors(vectors, self.num_classes)
         if bias is not None:
             _check.shape("bias", bias, (self.num_classes,))
         # In a tuple, lest the head's parameters become the sampler's too.
