@@ -1,5 +1,7 @@
 """Classifiers over very many classes, trained by maximum likelihood at the cost of scoring a few hundred a step."""
 
+from typing import TYPE_CHECKING
+
 from manyclass import objectives as objectives
 from manyclass import optim as optim
 from manyclass import samplers as samplers
@@ -14,4 +16,16 @@ from manyclass.heads import ClassHead as ClassHead
 from manyclass.heads import HierarchicalHead as HierarchicalHead
 from manyclass.heads import ScorerHead as ScorerHead
 
+if TYPE_CHECKING:
+    from manyclass.estimator import ManyClassClassifier as ManyClassClassifier
+
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> object:
+    # Only who wants the estimator needs scikit-learn, and waits for it.
+    if name == "ManyClassClassifier":
+        from manyclass.estimator import ManyClassClassifier
+
+        return ManyClassClassifier
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -96,6 +96,48 @@ def test_missing_and_broken_files_are_told(tmp_path):
         read_text(cut)
 
 
+def test_ids_may_be_kept_in_a_folder(tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_text("".join(f"line{i % 50} of a text\n" for i in range(4000)))
+    held, kept = read_text(path, min_count=2), read_text(path, min_count=2, folder=tmp_path / "ids")
+    assert torch.equal(kept.train, held.train)
+    assert torch.equal(kept.held_out, held.held_out)
+    assert kept.vocabulary == held.vocabulary
+    assert (tmp_path / "ids" / "train.bin").stat().st_size == 8 * len(held.train)
+    kept.train[0] = 3
+    assert torch.equal(read_text(path, min_count=2, folder=tmp_path / "ids").train, held.train)
+
+
+def test_ids_that_find_no_room_leave_nothing(tmp_path):
+    (tmp_path / "a.txt").write_text("a b\n" * 2000)
+    (tmp_path / "file").write_text("no folder")
+    with pytest.raises(UserError, match="`folder` must be one that can be written to"):
+        read_text(tmp_path / "a.txt", folder=tmp_path / "file")
+    assert (tmp_path / "file").read_text() == "no folder"
+
+
+def test_reading_twice_finds_what_reading_at_once_does(tmp_path):
+    content = [f"w{i * i % 37} w{i % 5} <unk>" for i in range(3000)]
+    (tmp_path / "a.txt").write_text("\n".join(content))
+    tokens = [[*line.split(), "<eos>"] for line in content]
+    parts = ([], [])
+    for i, line in enumerate(tokens):
+        parts[i // 100 % 20 == 10].extend(line)
+    for min_count in (1, 40):
+        found, expected = read_text(tmp_path / "a.txt", min_count=min_count), encode(*parts, min_count=min_count)
+        assert found.vocabulary == expected.vocabulary
+        assert torch.equal(found.train, expected.train)
+        assert torch.equal(found.held_out, expected.held_out)
+
+
+@pytest.mark.parametrize("later", ["a b\nnew b\n", "a b\n", "a b\na b c\n"])
+def test_a_text_that_changes_while_it_is_read_is_told(tmp_path, monkeypatch, later):
+    found = iter([["a b", "a b"], ["a b"], later.splitlines(), ["a b"]])
+    monkeypatch.setattr("manyclass.data.text.lines", lambda path, name: iter(next(found)))
+    with pytest.raises(UserError, match="must stay as it is while it is read"):
+        read_text(tmp_path / "a.txt", held_out=tmp_path / "b.txt")
+
+
 def test_the_standard_library_is_a_text():
     text = standard_library(files=60)
     assert text.num_classes > 1000

@@ -1,9 +1,9 @@
 """Plain text as the classes of its tokens."""
 
 import collections
-import itertools
+import contextlib
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,12 +11,14 @@ import torch
 from torch import Tensor
 
 from manyclass import _check
-from manyclass.data.files import lines
+from manyclass.data._ids import Ids
+from manyclass.data.files import beginning, lines, writing
 from manyclass.errors import UserError
 
 UNKNOWN, END = "<unk>", "<eos>"
 _HELD_OUT = 20  # one line in so many, where no text is given to hold out
 _RUN = 100  # lines that stay together: neighbours know each other
+_KEPT = ("train.bin", "held_out.bin")
 _WORDS = re.compile(r"\w+(?:['’]\w+)*|[^\w\s]")
 
 # How a line falls into tokens.
@@ -58,12 +60,7 @@ def encode(train: Sequence[str], held_out: Sequence[str], *, min_count: int = 1,
     """
     _check.whole("min_count", min_count, 1)
     count = collections.Counter(train)
-    kept = [(token, n) for token, n in count.items() if n >= min_count and token != UNKNOWN]
-    unknown = len(train) - sum(n for _, n in kept)
-    if unknown or any(token not in count for token in held_out):
-        kept.append((UNKNOWN, unknown))
-    # By name where they are as frequent: ids then follow from the text alone.
-    vocabulary = tuple(token for token, _ in sorted(kept, key=lambda pair: (-pair[1], pair[0])))
+    vocabulary = _vocabulary(count, min_count, any(token not in count for token in held_out))
     ids = {token: i for i, token in enumerate(vocabulary)}
     other = ids.get(UNKNOWN, -1)
 
@@ -74,9 +71,18 @@ def encode(train: Sequence[str], held_out: Sequence[str], *, min_count: int = 1,
 
 
 def read_text(
-    path: Path, *, held_out: Path | None = None, split: str = "spaces", min_count: int = 1, name: str = "data"
+    path: Path,
+    *,
+    held_out: Path | None = None,
+    split: str = "spaces",
+    min_count: int = 1,
+    folder: Path | None = None,
+    name: str = "data",
 ) -> Text:
     """Read a text to train on and one to hold out. Each line ends in a token of its own, `<eos>`.
+
+    It is read twice, to count tokens and to number them: memory holds the different tokens, and 8 bytes for each token
+    there is, or none with a `folder`.
 
     Args:
         path: a file; or a folder that holds `train.…` and `valid.…` or `test.…`.
@@ -84,43 +90,82 @@ def read_text(
         split: what a token is: "spaces", what stands between them, or "words": runs of letters and digits, and each
             other mark by itself.
         min_count: how often a token must occur to be a class.
+        folder: where to keep the ids, as files that are memory-mapped. None: in memory.
         name: what the user knows the path as, for errors.
 
     Raises:
-        UserError: a file is missing, cannot be read, is no UTF-8 or holds no token.
+        UserError: a file is missing, cannot be read, is no UTF-8, holds no token, or changes while it is read; the
+            disk of `folder` is full.
     """
     _check.choice("split", split, tuple(SPLITS))
+    _check.whole("min_count", min_count, 1)
     if path.is_dir():
-        train_path, held_out = _in_folder(path, "train", name), held_out or _in_folder(path, ("valid", "test"), name)
+        train_path, held_out = _in_folder(path, ("train",), name), held_out or _in_folder(path, ("valid", "test"), name)
     else:
         train_path = path
-    tokens = SPLITS[split]
-    if held_out is None:
-        parts: tuple[list[str], list[str]] = ([], [])
-        for i, run in enumerate(_runs(lines(train_path, name=name))):
-            parts[i % _HELD_OUT == _HELD_OUT // 2].extend(_tokens(run, tokens))
-    else:
-        parts = (list(_tokens(lines(train_path, name=name), tokens)), list(_tokens(lines(held_out, name=name), tokens)))
-    for part, what in zip(parts, ("to train on", "to hold out"), strict=True):
-        if len(part) < 2:
-            raise UserError(f"`{name}` must hold more than {len(part)} tokens {what}, got {path}")
-    return encode(*parts, min_count=min_count, source=path.name)
+    passes = _Passes(train_path, held_out, SPLITS[split], name)
+    counts = (collections.Counter[str](), collections.Counter[str]())
+    for part, tokens in passes.lines():
+        counts[part].update(tokens)
+    sizes = [count.total() for count in counts]
+    for size, what in zip(sizes, ("to train on", "to hold out"), strict=True):
+        if size < 2:
+            hint = f"; of one file, {_RUN} lines in {_RUN * _HELD_OUT:,} are held out" if held_out is None else ""
+            raise UserError(f"`{name}` must hold more than {size} tokens {what}, got {path}{hint}")
+    vocabulary = _vocabulary(counts[0], min_count, any(token not in counts[0] for token in counts[1]))
+    del counts
+    ids = {token: i for i, token in enumerate(vocabulary)}
+    other = ids.get(UNKNOWN, -1)
+    with contextlib.nullcontext() if folder is None else writing(folder, _KEPT):
+        parts = [Ids(size, folder and folder / file) for size, file in zip(sizes, _KEPT, strict=True)]
+        try:
+            for part, tokens in passes.lines():
+                found = [ids.get(token, other) for token in tokens]
+                # What no class is for, or there is no room for, was not there when tokens were counted.
+                if len(parts[part]) + len(found) > sizes[part] or (other < 0 and -1 in found):
+                    break
+                parts[part].add(found)
+            if [len(kept) for kept in parts] != sizes:
+                raise UserError(f"`{name}` must stay as it is while it is read, got other tokens at last in {path}")
+            tensors = [kept.tensor() for kept in parts]
+        finally:
+            for kept in parts:
+                kept.close()
+    return Text(tensors[0], tensors[1], vocabulary, path.name)
 
 
-def _tokens(text: Iterable[str], split: Callable[[str], Sequence[str]]) -> Iterator[str]:
-    for line in text:
-        yield from split(line)
-        yield END
+@dataclass(frozen=True)
+class _Passes:
+    """The lines of a text to train on and of one to hold out, as often as wanted."""
+
+    train: Path
+    held_out: Path | None
+    split: Callable[[str], Sequence[str]]
+    name: str
+
+    def lines(self) -> Iterator[tuple[int, list[str]]]:
+        """The tokens of each line, after which text it is of: 0, to train on; 1, to hold out."""
+        for i, line in enumerate(lines(self.train, name=self.name)):
+            apart = self.held_out is None and i // _RUN % _HELD_OUT == _HELD_OUT // 2
+            yield int(apart), [*self.split(line), END]
+        if self.held_out is not None:
+            for line in lines(self.held_out, name=self.name):
+                yield 1, [*self.split(line), END]
 
 
-def _runs(text: Iterator[str]) -> Iterator[list[str]]:
-    while run := list(itertools.islice(text, _RUN)):
-        yield run
+def _vocabulary(count: Mapping[str, int], min_count: int, new: bool) -> tuple[str, ...]:
+    """Tokens that occur often enough, from frequent to rare; `<unk>` where there are others, or new ones elsewhere."""
+    kept = [(token, n) for token, n in count.items() if n >= min_count and token != UNKNOWN]
+    unknown = sum(count.values()) - sum(n for _, n in kept)
+    if unknown or new:
+        kept.append((UNKNOWN, unknown))
+    # By name where they are as frequent: ids then follow from the text alone.
+    return tuple(token for token, _ in sorted(kept, key=lambda pair: (-pair[1], pair[0])))
 
 
-def _in_folder(folder: Path, stems: str | tuple[str, ...], name: str) -> Path:
-    for stem in (stems,) if isinstance(stems, str) else stems:
-        if found := sorted(path for path in folder.iterdir() if path.name.split(".")[0] == stem):
-            return found[0]
-    wanted = stems if isinstance(stems, str) else " or ".join(stems)
+def _in_folder(folder: Path, stems: tuple[str, ...], name: str) -> Path:
+    for stem in stems:
+        if found := beginning(folder, stem, name=name):
+            return found
+    wanted = " or ".join(stems)
     raise UserError(f"`{name}` must be a file, or a folder with a file {wanted}.txt, got {folder}, which has none")

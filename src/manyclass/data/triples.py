@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from manyclass import _check
-from manyclass.data.files import lines
+from manyclass.data.files import beginning, lines, shown
 from manyclass.errors import UserError
 
 SPLITS = ("train", "valid", "test")
@@ -150,7 +150,7 @@ def read_triples(path: Path, *, valid: Path | None = None, test: Path | None = N
     """
     paths = {"train": path, "valid": valid, "test": test}
     if path.is_dir():
-        found = {split: _in_folder(path, split) for split in SPLITS}
+        found = {split: beginning(path, split, name=name) for split in SPLITS}
         paths = {**found, **{split: given for split, given in paths.items() if given not in (None, path)}}
     train = paths["train"]
     if train is None:
@@ -166,9 +166,8 @@ def _read(path: Path, name: str) -> list[Names]:
     for number, line in enumerate(lines(path, name=name), 1):
         fields = line.split("\t")
         if len(fields) != 3 or not all(fields):
-            raise UserError(
-                f"`{name}` must hold head TAB relation TAB tail in each line, got {line!r} in line {number} of {path}"
-            )
+            wanted = "head TAB relation TAB tail in each line"
+            raise UserError(f"`{name}` must hold {wanted}, got {shown(line)} in line {number} of {path}")
         triples.append((fields[0], fields[1], fields[2]))
     return triples
 
@@ -188,7 +187,3 @@ def _by_frequency(names: Iterable[str]) -> dict[str, int]:
     """Ids from frequent to rare; by name where they are as frequent, so that they follow from the data alone."""
     count = collections.Counter(names)
     return {name: i for i, name in enumerate(sorted(count, key=lambda name: (-count[name], name)))}
-
-
-def _in_folder(folder: Path, stem: str) -> Path | None:
-    return next((path for path in sorted(folder.iterdir()) if path.name.split(".")[0] == stem), None)

@@ -11,7 +11,9 @@ from torch.utils.checkpoint import checkpoint
 from manyclass import _check
 from manyclass.heads._batch import wide
 
-_CHUNK = 1 << 24
+_CHUNK = 1 << 24  # scores held at once
+_ROWS = 1 << 10  # examples at once where no gradient is wanted: results of many chunks are kept for each
+_FEW = 1 << 8  # examples that a chunk of classes is cut for at least: their vectors may be copied, to be normalised
 
 
 class TopK(NamedTuple):
@@ -38,7 +40,7 @@ class ChunkedHead(Protocol):
 
 
 def _chunks(head: ChunkedHead, batch: int, exclude: Tensor | None) -> Iterator[tuple[int, Callable[[Tensor], Tensor]]]:
-    for start, score in head.score_chunks(max(1, _CHUNK // batch)):
+    for start, score in head.score_chunks(max(1, _CHUNK // max(batch, _FEW))):
 
         def masked(hidden: Tensor, start: int = start, score: Callable[[Tensor], Tensor] = score) -> Tensor:
             scores = wide(score(hidden))
@@ -61,6 +63,8 @@ def log_z(head: ChunkedHead, hidden: Tensor, exclude: Tensor | None = None, *, p
 
     Differentiable; chunks are scored again in the backward pass rather than kept.
     """
+    if len(hidden) > _ROWS and not torch.is_grad_enabled():
+        return torch.cat([log_z(head, *rows, power=power) for rows in _row_chunks(hidden, exclude)])
     parts = []
     for _, score in _chunks(head, len(hidden), exclude):
 
@@ -79,6 +83,21 @@ def log_z(head: ChunkedHead, hidden: Tensor, exclude: Tensor | None = None, *, p
 def topk(head: ChunkedHead, hidden: Tensor, k: int, exclude: Tensor | None = None) -> TopK:
     """The k best classes [B, k] of hidden [B, ...] that are not excluded. Probabilities are over all classes."""
     _check.whole("k", k, 1, head.num_classes)
+    if exclude is not None:
+        if exclude.dim() != 2 or len(exclude) != len(hidden):
+            raise ValueError(f"`exclude` must have shape [{len(hidden)}, E], got {list(exclude.shape)}")
+        _check.device("exclude", exclude, hidden.device)
+    found = [_topk(head, rows, k, others) for rows, others in _row_chunks(hidden, exclude)]
+    log_prob, ids = zip(*found, strict=True)
+    return TopK(torch.cat(log_prob), torch.cat(ids))
+
+
+def _row_chunks(hidden: Tensor, exclude: Tensor | None) -> Iterator[tuple[Tensor, Tensor | None]]:
+    rows = hidden.split(_ROWS)
+    return zip(rows, [None] * len(rows) if exclude is None else exclude.split(_ROWS), strict=True)
+
+
+def _topk(head: ChunkedHead, hidden: Tensor, k: int, exclude: Tensor | None) -> TopK:
     best = hidden.new_empty(len(hidden), 0, dtype=torch.float32)
     ids = torch.empty(len(hidden), 0, dtype=torch.int64, device=hidden.device)
     parts = []

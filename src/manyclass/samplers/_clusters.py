@@ -1,5 +1,7 @@
 """Clusters of class vectors, and classes on a line on which each cluster is 1 long."""
 
+import math
+
 import torch
 from torch import Tensor, nn
 
@@ -8,6 +10,8 @@ from manyclass._derived import follow_loaded_state
 _SAMPLE = 64  # rows a centroid is learnt from, on average
 _ROUNDS = 8
 _ELEMENTS = 1 << 25  # scores held at once
+_MANY = 2048  # centroids from which on not all are looked at
+_GROUPS = 4  # of centroids that a row looks at
 
 
 class Clusters(nn.Module):
@@ -130,7 +134,38 @@ def learn_centroids(vectors: Tensor, number: int, start: Tensor | None = None) -
 
 
 def nearest(rows: Tensor, centroids: Tensor) -> Tensor:
-    """The centroid at the least distance of each row, in chunks that fit into memory."""
+    """The centroid at the least distance of each row, in chunks that fit into memory.
+
+    Among very many, one that is about as near: only those of the nearest groups of centroids are looked at. Which
+    cluster a class is in costs variance at most, and looking at all of 4√C centroids for C classes costs minutes.
+    """
+    if len(centroids) > _MANY:
+        return _nearest_in_groups(rows, centroids)
     half = centroids.square().sum(1) / 2
     parts = rows.split(max(1, _ELEMENTS // len(centroids)))
     return torch.cat([(part.float() @ centroids.T - half).argmax(1) for part in parts])
+
+
+def _nearest_in_groups(rows: Tensor, centroids: Tensor) -> Tensor:
+    groups = learn_centroids(centroids, math.isqrt(len(centroids)))
+    group_of = nearest(centroids, groups)
+    sizes = torch.bincount(group_of, minlength=len(groups)).tolist()
+    members = group_of.argsort(stable=True).split(sizes)
+    half, group_half = (x.square().sum(1) / 2 for x in (centroids, groups))
+    found = []
+    for part in rows.split(_ELEMENTS // len(groups)):
+        part = part.float()
+        near = (part @ groups.T - group_half).topk(min(_GROUPS, len(groups)), dim=1).indices
+        # All rows that look at one group at a time.
+        order = near.flatten().argsort(stable=True)
+        numbers = torch.bincount(near.flatten(), minlength=len(groups)).tolist()
+        best = part.new_full((len(part),), -math.inf)
+        label = torch.zeros(len(part), dtype=torch.int64, device=part.device)
+        for own, looking in zip(members, (order // near.shape[1]).split(numbers), strict=True):
+            if len(own) and len(looking):
+                score, place = (part[looking] @ centroids[own].T - half[own]).max(1)
+                better = score > best[looking]
+                looking = looking[better]
+                best[looking], label[looking] = score[better], own[place[better]]
+        found.append(label)
+    return torch.cat(found)

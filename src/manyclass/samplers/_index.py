@@ -81,10 +81,10 @@ class ClassIndex(nn.Module):
         self._lists = load_faiss().deserialize_index(state.cpu().numpy()) if len(state) else None
 
 
-def load_faiss() -> ModuleType:
-    """faiss, or what to do where it is missing."""
+def load_faiss(who: str = "`Nearest`") -> ModuleType:
+    """faiss, or what to do where it is missing and who needs it."""
     try:
         import faiss
     except ImportError as error:
-        raise ImportError("`Nearest` needs faiss: pip install 'manyclass[ann]'") from error
+        raise ImportError(f"{who} needs faiss: pip install 'manyclass[ann]'") from error
     return faiss

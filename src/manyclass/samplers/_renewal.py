@@ -1,13 +1,12 @@
 """What samplers draw from, built anew beside the steps."""
 
 import copy
-import io
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Generic, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -67,16 +66,12 @@ class Renewal(nn.Module, Generic[M]):
         # A thread cannot be copied; what it gives can.
         return {**self.__dict__, "_begun": None, "_loaded": self._under_way()}
 
-    def get_extra_state(self) -> Tensor:
+    def get_extra_state(self) -> dict[str, Any]:
         """How many steps there were, from which follows when the next build begins; and what is under way."""
-        file = io.BytesIO()
-        torch.save({"steps": self.steps, "under way": self._under_way()}, file)
-        return torch.frombuffer(bytearray(file.getvalue()), dtype=torch.uint8)
+        return {"steps": self.steps, "under way": self._under_way()}
 
-    def set_extra_state(self, state: Tensor) -> None:
-        file = io.BytesIO(state.cpu().numpy().tobytes())
-        held = torch.load(file, map_location="cpu", weights_only=True)
-        self.steps, self._begun, self._loaded = held["steps"], None, held["under way"]
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        self.steps, self._begun, self._loaded = int(state["steps"]), None, state["under way"]
 
 
 def lag(every: int) -> int:

@@ -2,6 +2,8 @@
 
 from manyclass.training.batch import Batch as Batch
 from manyclass.training.callback import Callback as Callback
+from manyclass.training.checkpoints import Checkpoints as Checkpoints
+from manyclass.training.checkpoints import load_newest as load_newest
 from manyclass.training.csv_log import CSVLog as CSVLog
 from manyclass.training.evaluate import Evaluation as Evaluation
 from manyclass.training.evaluate import HeldOut as HeldOut
@@ -12,3 +14,4 @@ from manyclass.training.history import Record as Record
 from manyclass.training.loop import Training as Training
 from manyclass.training.probe import Probe as Probe
 from manyclass.training.progress_line import ProgressLine as ProgressLine
+from manyclass.training.tensorboard_log import TensorBoardLog as TensorBoardLog

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 
 class Best:
-    """Remembers the smallest held-out loss and, if asked, the parameters that had it.
+    """Remembers the best evaluation and, if asked, the parameters that had it.
 
     Args:
         modules: whose tensors to keep; None: keep none.
@@ -17,15 +17,15 @@ class Best:
     def __init__(self, modules: nn.Module | None) -> None:
         self._modules = modules
         self._tensors: dict[str, Tensor] | None = None
-        self.loss = math.inf
+        self.loss = self.cost = math.inf
         self.step: int | None = None
         self.waited = 0
 
-    def update(self, loss: float, step: int) -> None:
-        """An evaluation: better than the best, or one more that was not."""
+    def update(self, cost: float, loss: float, step: int) -> None:
+        """An evaluation, the better the less its cost: better than the best, or one more that was not."""
         self.waited += 1
-        if loss < self.loss:
-            self.loss, self.step, self.waited = loss, step, 0
+        if cost < self.cost:
+            self.cost, self.loss, self.step, self.waited = cost, loss, step, 0
             self._tensors = None if self._modules is None else _copies(self._modules)
 
     def restore(self) -> None:
@@ -35,10 +35,16 @@ class Best:
             self._modules.load_state_dict(self._tensors, strict=False)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"loss": self.loss, "step": self.step, "waited": self.waited, "tensors": self._tensors}
+        return {
+            "cost": self.cost,
+            "loss": self.loss,
+            "step": self.step,
+            "waited": self.waited,
+            "tensors": self._tensors,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.loss, self.step, self.waited = state["loss"], state["step"], state["waited"]
+        self.cost, self.loss, self.step, self.waited = (state[name] for name in ("cost", "loss", "step", "waited"))
         self._tensors = state["tensors"]
 
 

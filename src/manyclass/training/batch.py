@@ -52,7 +52,7 @@ class Batch:
             raise TypeError(f"`extras` must be a mapping, got {type(extras).__name__}")
         for name in extras:
             _check.choice("extras", name, _EXTRAS)
-        return cls(*(_moved(part, device) for part in (inputs, target, *(extras.get(name) for name in _EXTRAS))))
+        return cls(*(moved(part, device) for part in (inputs, target, *(extras.get(name) for name in _EXTRAS))))
 
     def extras(self) -> dict[str, Tensor]:
         """The head's keyword arguments that are given. A head need not know the others."""
@@ -66,11 +66,12 @@ def device_of(head: nn.Module) -> torch.device:
     return torch.device("cpu") if found is None else found.device
 
 
-def _moved(value: Any, device: torch.device) -> Any:
+def moved(value: Any, device: torch.device) -> Any:
+    """Tensors, and those in dicts, tuples and lists, on a device; all else as it is."""
     if isinstance(value, Tensor):
         return value.to(device, non_blocking=True)
     if isinstance(value, dict):
-        return {key: _moved(part, device) for key, part in value.items()}
+        return {key: moved(part, device) for key, part in value.items()}
     if type(value) in (tuple, list):
-        return type(value)(_moved(part, device) for part in value)
+        return type(value)(moved(part, device) for part in value)
     return value

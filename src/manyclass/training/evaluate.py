@@ -22,6 +22,7 @@ class HeldOut:
         batches: a re-iterable of batches, as those to train on.
         every: how many steps lie between evaluations. None: an epoch. The end of the training is evaluated as well.
         metrics: more to measure, by name: functions of hidden [..., D] and a `Batch` to a value per example [...].
+        by: what the best evaluation is the best by: "loss", or the name of a metric that is to be great.
         patience: stop after so many evaluations in a row that are no better than the best. None: never.
         restore_best: whether the encoder and the head get the parameters of the best evaluation back at the end. They
             are kept on their device meanwhile. An interrupted training keeps its last ones, so that it can go on.
@@ -34,6 +35,7 @@ class HeldOut:
     batches: Iterable[object]
     every: int | None = None
     metrics: Mapping[str, Metric] = field(default_factory=dict)
+    by: str = "loss"
     patience: int | None = None
     restore_best: bool = False
 
@@ -42,6 +44,7 @@ class HeldOut:
             raise TypeError(
                 f"`batches` must be iterable more than once to evaluate on, got a {type(self.batches).__name__}"
             )
+        _check.choice("by", self.by, ("loss", *self.metrics))
         for name in ("every", "patience"):
             if (value := getattr(self, name)) is not None:
                 _check.whole(name, value, 1)

@@ -1,5 +1,6 @@
 """What a training has to tell: where it is, what it measured, how it ended."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
@@ -50,6 +51,12 @@ class Record:
     seconds_left: float | None = None
 
 
+def cost(record: Record, by: str) -> float:
+    """What an evaluation is judged by, the less the better: its "loss", or minus a metric; infinite if it is NaN."""
+    value = record.held_out_loss if by == "loss" else -record.metrics.get(by, math.nan)
+    return math.inf if value is None or math.isnan(value) else value
+
+
 @dataclass(frozen=True)
 class History:
     """What `Training.run` returns.
@@ -57,9 +64,11 @@ class History:
     Args:
         records: in order. At the end of an epoch two may be of the same step: a report and then an evaluation.
         progress: where the training ended.
-        best_step, best_loss: the evaluation with the smallest held-out loss; None where there was none.
+        best_step, best_loss: the best evaluation and its held-out loss; None where there was none.
         stopped: the limit that was reached ("epochs", "steps", "seconds"); "patience"; "batches", an iterator that ran
             out before; "interrupted"; or "failed", which only callbacks see, for the error is raised.
+        spent: seconds by what they were spent on: "batches", waiting for them; "forward"; "update", gradients and
+            optimisers; "evaluation"; "probes"; "callbacks". A GPU works on meanwhile: what waits for it pays.
     """
 
     records: tuple[Record, ...]
@@ -67,3 +76,4 @@ class History:
     best_step: int | None
     best_loss: float | None
     stopped: Stopped
+    spent: Mapping[str, float] = field(default_factory=dict)

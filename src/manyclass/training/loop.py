@@ -15,12 +15,13 @@ from manyclass import _check
 from manyclass.training import _interrupt, _random
 from manyclass.training._best import Best
 from manyclass.training._limits import Limits
+from manyclass.training._spent import Spent
 from manyclass.training._stream import Stream
 from manyclass.training._update import Clip, Update
 from manyclass.training.batch import Batch, device_of
 from manyclass.training.callback import Callback
 from manyclass.training.evaluate import HeldOut, evaluate
-from manyclass.training.history import History, Progress, Record, Stopped
+from manyclass.training.history import History, Progress, Record, Stopped, cost
 from manyclass.training.probe import Probe
 
 _SMOOTHING = 0.02
@@ -44,6 +45,7 @@ class Training:
         held_out: what to evaluate on, when, and when to stop for it.
         probe: when and how to measure the error of log Z̃.
         report_every: how many steps lie between records of the training loss.
+        penalty: what is added to the loss of a batch, such as a regulariser; records tell the loss without it.
         clip: the most that the gradients of all optimisers' parameters may be long together; or a function that is
             given these parameters when they have their gradients.
         callbacks: what is told of it.
@@ -78,6 +80,7 @@ class Training:
         held_out: HeldOut | None = None,
         probe: Probe | None = None,
         report_every: int = 100,
+        penalty: Callable[[Batch], Tensor] | None = None,
         clip: float | Clip | None = None,
         callbacks: Sequence[Callback] = (),
         seed: int = 0,
@@ -95,6 +98,7 @@ class Training:
             raise ValueError(f"`probe` must be None for {type(head).__name__}, which has no sampler, got {probe}")
         self._held_out, self._probe = held_out, probe
         self._report_every = _check.whole("report_every", report_every, 1)
+        self._penalty = penalty
         self._callbacks = list(callbacks)
         self._seed = _check.whole("seed", seed, 0)
         # All that changes; `state_dict` has it.
@@ -106,9 +110,17 @@ class Training:
         # torch's global randomness, while no run is under way.
         self._random_now: list[Tensor] | None = None
         self._since = 0.0
+        self._spent = Spent()
+        # Whether another training could go on from here; not so within a step.
+        self._whole = False
 
     def run(self) -> History:
-        """Train until a limit, or on from where it was interrupted. Ctrl-C ends it after the step under way."""
+        """Train until a limit, or on from where it was interrupted. Ctrl-C ends it after the step under way.
+
+        Raises:
+            KeyboardInterrupt: Ctrl-C was pressed again within that step. Half a step cannot be resumed: to callbacks
+                the training has failed.
+        """
         stopped: Stopped = "failed"
         if self._random_now is not None:
             _random.restore(self._random_now, self._device)
@@ -116,17 +128,21 @@ class Training:
         try:
             with _interrupt.deferred() as interrupted:
                 self._since = time.perf_counter()
+                self._spent.start()
                 reason = self._reached()
                 while reason is None:
                     reason = self._epoch(interrupted)
+                self._whole = False
                 self._update.catch_up()
+                self._whole = True
                 if self._held_out is not None and not self._evaluated():
                     self._record(evaluating=True)
                 elif not self._records or self._records[-1].step < self.progress.step:
                     self._record()
-                self.restore_best()
                 stopped = reason
         except KeyboardInterrupt:
+            if not self._whole:
+                raise
             stopped = "interrupted"
         except Exception as error:
             error.add_note(f"Training ended after step {self.progress.step}.")
@@ -136,9 +152,12 @@ class Training:
             self._random_now = _random.state(self._device)
             best = self._best
             found = None if best.step is None else best.loss
-            history = History(tuple(self._records), self.progress, best.step, found, stopped)
+            history = History(tuple(self._records), self.progress, best.step, found, stopped, self._spent.seconds)
             for callback in self._callbacks:
                 callback.on_end(history)
+        # Only now, so that what a callback saved at the end can go on to further steps.
+        if stopped != "interrupted":
+            self.restore_best()
         return history
 
     def restore_best(self) -> None:
@@ -152,6 +171,7 @@ class Training:
             "records": [asdict(record) for record in self._records],
             "draws": self._draws.get_state(),
             "loss": float(self._loss),
+            "spent": self._spent.seconds,
             "best": self._best.state_dict(),
             "random_now": self._random_now or _random.state(self._device),
             "random_at_epoch": self._stream.random_at_epoch,
@@ -167,18 +187,24 @@ class Training:
         self._records = [Record(**record) for record in state["records"]]
         self._draws.set_state(state["draws"].cpu())
         self._loss.fill_(state["loss"])
+        self._spent = Spent(state["spent"])
         self._best.load_state_dict(state["best"])
         self._random_now, self._stream.random_at_epoch = state["random_now"], state["random_at_epoch"]
 
     def _epoch(self, interrupted: Callable[[], bool]) -> Stopped | None:
+        self._whole = False
         for item in self._stream.unseen(self.progress):
+            self._spent.on("batches")
             self._step(Batch.of(item, self._device))
+            self._whole = True
             for callback in self._callbacks:
                 callback.on_step(self.progress)
+            self._spent.on("callbacks")
             if interrupted():
                 raise KeyboardInterrupt
             if reason := self._reached():
                 return reason
+            self._whole = False
         if self.progress.position == 0:
             if self._stream.one_shot and self.progress.step > 0:
                 return "batches"
@@ -195,7 +221,9 @@ class Training:
         step = self.progress.step + 1
         if loss.device.type == "cpu":
             _finite("loss", loss.item(), step)
-        self._update(loss)
+        self._spent.on("forward")
+        self._update(loss if self._penalty is None else loss + self._penalty(batch))
+        self._spent.on("update")
         # Stays on the device, and once it is not finite it never is again: records can tell later.
         self._loss.lerp_(loss.detach().double(), max(_SMOOTHING, 1 / step))
         position, examples = self.progress.position + 1, self.progress.examples + batch.target.numel()
@@ -217,14 +245,20 @@ class Training:
         if evaluating and self._held_out is not None:
             self._update.catch_up()
             report = evaluate(self._head, self._held_out.batches, encoder=self._encoder, metrics=self._held_out.metrics)
-            self._best.update(_finite("held-out loss", report.loss, at.step), at.step)
+            self._whole = False
+            _finite("held-out loss", report.loss, at.step)
             record = replace(record, held_out_loss=report.loss, metrics=report.metrics)
+            self._best.update(cost(record, self._held_out.by), report.loss, at.step)
+            self._spent.on("evaluation")
         if probed is not None and self._probe is not None:
             rmse = self._probe.rmse_log_z(self._head, *probed, seed=self._seed + at.step)
             record = replace(record, rmse_log_z=rmse)
+            self._spent.on("probes")
         self._records.append(record)
+        self._whole = True
         for callback in self._callbacks:
             callback.on_record(record)
+        self._spent.on("callbacks")
         self._since = time.perf_counter()
 
     def _count_seconds(self) -> None:

@@ -1,0 +1,6 @@
+"""`python -m manyclass`"""
+
+from manyclass.cli import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,53 @@
+"""manyclass evaluate"""
+
+from pathlib import Path
+
+import click
+
+from manyclass.cli.options import check_device, path_argument, source_options
+from manyclass.cli.tables import print_measured
+
+
+@click.command()
+@click.argument("model", type=path_argument())
+@click.argument("data", type=path_argument())
+@source_options(training=False)
+@click.option(
+    "--which", type=click.Choice(["best", "newest", "previous"]), help="Of the models in MODEL; default: best."
+)
+@click.option(
+    "--json", "json_file", type=click.Path(path_type=Path), metavar="FILE", help="Write the numbers here too."
+)
+@click.option("--device", default="cpu", show_default=True, help="cpu or cuda.")
+def evaluate(
+    model: Path,
+    data: Path,
+    format: str | None,
+    label: str | None,
+    labels: Path | None,
+    which: str | None,
+    json_file: Path | None,
+    device: str,
+) -> None:
+    """Measure a MODEL on DATA: exact likelihood and ranks over all classes, also by how frequent classes are.
+
+    Of sequences the last item of each user is predicted; of a folder of triples those of test, with all other true
+    answers left out of the ranks.
+    """
+    from manyclass import tasks
+    from manyclass.storage import write_json
+
+    check_device(device)
+    opened = tasks.open_model(model, which=which, device=device)
+    source = tasks.Source(data, format=format, label=label, labels=labels)
+    tasks.check_source(opened.plan.kind, source)
+    batches, about = tasks.KINDS[opened.plan.kind].evaluation(opened, source)
+    measured = tasks.measure(opened, batches)
+    for line in about:
+        print(line)
+    left_out = getattr(batches, "unknown", 0)
+    if left_out:
+        print(f"{left_out:,} of {batches.rows:,} rows left out: the model does not know their labels")  # type: ignore[attr-defined]
+    print_measured(measured, opened.plan.kind)
+    if json_file is not None:
+        write_json(json_file, measured.to_json())

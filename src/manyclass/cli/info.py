@@ -1,0 +1,61 @@
+"""manyclass info"""
+
+import contextlib
+import datetime
+from pathlib import Path
+
+import click
+from rich.table import Table
+
+from manyclass.cli.options import path_argument
+from manyclass.cli.tables import console
+from manyclass.errors import UserError
+
+
+@click.command()
+@click.argument("model", type=path_argument())
+def info(model: Path) -> None:
+    """What a MODEL is: its data, classes and settings, and the checkpoints in its folder."""
+    from manyclass import tasks
+
+    opened = tasks.open_model(model)
+    plan = opened.plan
+    number = sum(parameter.numel() for parameter in opened.parameters())
+    table = Table(show_header=False)
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    rows = {"kind": plan.kind}
+    # A model may have been copied without its training.
+    with contextlib.suppress(UserError):
+        rows["data"] = tasks.read_about(model)["source"]["data"]
+    head = opened.head
+    rows |= {
+        "classes": f"{len(plan.names):,}, such as " + ", ".join(repr(name) for name in plan.names[:5]),
+        "examples": f"{plan.counts.sum():,.0f} trained on",
+        "parameters": f"{number:,}; class vectors {head.num_classes:,} × {head.dim}",
+        "sampler": repr(head.sampler).splitlines()[0].rstrip("("),
+        "objective": type(head.objective).__name__,
+        "settings": ", ".join(
+            f"{name} {value}" for name, value in plan.settings.to_json().items() if value not in (None, ())
+        ),
+    }
+    for which, kind in (("best", "model"), ("newest", "checkpoint"), ("previous", "checkpoint"), ("index", "index")):
+        path = model / f"{which}.safetensors"
+        if path.exists():
+            rows[which] = _file(path, kind)
+    for name, value in rows.items():
+        table.add_row(name, value)
+    console().print(table, markup=False)
+
+
+def _file(path: Path, kind: str) -> str:
+    from manyclass import storage
+
+    stat = path.stat()
+    when = datetime.datetime.fromtimestamp(stat.st_mtime).isoformat(" ", "seconds")
+    try:
+        about = storage.about(path, kind=kind)
+        step = f"step {about['state']['training']['progress']['step']:,}, " if kind == "checkpoint" else ""
+    except (UserError, KeyError, TypeError) as error:
+        step = f"damaged ({error}), "
+    return f"{step}{stat.st_size / 2**20:,.1f} MiB, {when}"

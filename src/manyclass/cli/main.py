@@ -1,0 +1,46 @@
+"""All commands, and what becomes of errors."""
+
+import sys
+import textwrap
+
+import click
+
+from manyclass import __version__
+from manyclass.cli.demo import demo
+from manyclass.cli.evaluate import evaluate
+from manyclass.cli.fit import fit
+from manyclass.cli.info import info
+from manyclass.cli.paper import paper
+from manyclass.cli.predict import predict
+from manyclass.cli.study import study
+from manyclass.errors import UserError
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(__version__, message="%(prog)s %(version)s")
+def app() -> None:
+    """Probabilistic classifiers over very many classes: train, evaluate, predict, and see what sampling costs."""
+
+
+for command in (demo, fit, evaluate, predict, info, study, paper):
+    app.add_command(command)
+
+
+def main() -> None:
+    """Run the command line: what a user can mend is one line, and exit code 2; a bug keeps its traceback."""
+    try:
+        code = app(standalone_mode=False)
+    except UserError as error:
+        message = str(error)
+    except click.ClickException as error:
+        message = error.format_message()
+    except (click.Abort, KeyboardInterrupt):
+        message = "interrupted"
+    except BrokenPipeError:
+        # Whoever read the answers has enough of them.
+        sys.stderr.close()
+        raise SystemExit(0) from None
+    else:
+        raise SystemExit(code or 0)
+    print("manyclass: " + textwrap.shorten(message, 500), file=sys.stderr)
+    raise SystemExit(2)

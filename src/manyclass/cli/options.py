@@ -1,0 +1,71 @@
+"""What several commands have in common."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from manyclass.errors import UserError
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def path_argument() -> click.Path:
+    """A path; whether something is there is seen when it is read."""
+    return click.Path(path_type=Path)
+
+
+def source_options(*, training: bool) -> Callable[[F], F]:
+    """How to read data. When a model is there it knows its kind, and how text falls into tokens."""
+    options = [
+        click.option(
+            "--format", help="Of rows: svmlight, csv, tsv, parquet, npz or npy; default: by the file's ending."
+        ),
+        click.option(
+            "--label", metavar="COLUMN", help="Of tables: the column of labels; default: label, target, class or y."
+        ),
+        click.option("--labels", type=path_argument(), metavar="FILE", help="Of .npy: a .npy file of labels."),
+    ]
+    if training:
+        options = [
+            click.option("--text", is_flag=True, help="DATA is text, or a folder of train.txt and valid.txt."),
+            click.option("--sequences", is_flag=True, help="DATA has user and item in each line."),
+            click.option("--triples", is_flag=True, help="DATA has triples, or is a folder of train, valid and test."),
+            click.option(
+                "--held-out", type=path_argument(), metavar="FILE", help="To evaluate on; default: a part of DATA."
+            ),
+            *options,
+            click.option(
+                "--split", type=click.Choice(["spaces", "words"]), help="Text: what a token is; default: spaces."
+            ),
+            click.option("--min-count", type=click.IntRange(min=1), help="Text: rarer tokens are one class, <unk>."),
+        ]
+
+    def decorate(function: F) -> F:
+        for option in reversed(options):
+            function = option(function)
+        return function
+
+    return decorate
+
+
+@contextmanager
+def as_user_error() -> Iterator[None]:
+    """What is wrong with a value, or a library that is missing, is the user's to mend."""
+    try:
+        yield
+    except (TypeError, ValueError, ImportError) as error:
+        raise UserError(str(error)) from error
+
+
+def check_device(name: str) -> None:
+    """Raise if torch finds no such device here."""
+    import torch
+
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(f"`--device` must be one that torch finds here, got {name!r}: {reason}") from None

@@ -1,0 +1,143 @@
+"""manyclass predict"""
+
+import json
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import TextIO
+
+import click
+
+from manyclass.cli.options import as_user_error, check_device, path_argument, source_options
+from manyclass.errors import UserError
+
+
+@click.command()
+@click.argument("model", type=path_argument())
+@click.argument("data", type=path_argument())
+@source_options(training=False)
+@click.option("--top", type=click.IntRange(min=1), default=5, show_default=True, help="Classes for each example.")
+@click.option("--index", "indexed", is_flag=True, help="Search an index of neighbours, made once; needs faiss.")
+@click.option(
+    "--recall", type=click.FloatRange(0, 1, min_open=True), default=0.95, show_default=True, help="Of the index."
+)
+@click.option(
+    "--probabilities",
+    type=click.Choice(["exact", "estimated", "none"]),
+    default="exact",
+    show_default=True,
+    help="Over all classes; estimated, with --index: from draws, with an error.",
+)
+@click.option("--draws", type=click.IntRange(min=4), default=8, show_default=True, help="Of an estimate.")
+@click.option("--keep-seen", is_flag=True, help="Sequences: items that a user has may be answers too.")
+@click.option("--json", "as_json", is_flag=True, help="A JSON object a line, instead of columns with TABs between.")
+@click.option("--out", type=click.Path(path_type=Path), metavar="FILE", help="Where to; default: the standard output.")
+@click.option(
+    "--which", type=click.Choice(["best", "newest", "previous"]), help="Of the models in MODEL; default: best."
+)
+@click.option("--device", default="cpu", show_default=True, help="cpu or cuda.")
+def predict(
+    model: Path,
+    data: Path,
+    format: str | None,
+    label: str | None,
+    labels: Path | None,
+    top: int,
+    indexed: bool,
+    recall: float,
+    probabilities: str,
+    draws: int,
+    keep_seen: bool,
+    as_json: bool,
+    out: Path | None,
+    which: str | None,
+    device: str,
+) -> None:
+    """The most probable classes of each example of DATA, as it is read; - is the standard input.
+
+    DATA is as for fit, labels may be missing. Of text each line is a beginning; of sequences all of a user's items
+    are, and those are no answers; of triples a line is head TAB relation, or has a ? in the place of head or tail.
+    Each line of the answer: the example, then class, probability, class, probability, …, best first.
+    """
+    from manyclass import tasks
+
+    check_device(device)
+    if probabilities == "estimated" and not indexed:
+        raise UserError("`--probabilities` must be exact or none without `--index`, got estimated")
+    opened = tasks.open_model(model, which=which, device=device)
+    with _input(data) as path, _output(out) as file:
+        source = tasks.Source(path, format=format, label=label, labels=labels)
+        tasks.check_source(opened.plan.kind, source)
+        index = None
+        if indexed:
+            with as_user_error():
+                index, built = tasks.open_index(opened, source, model, recall=recall, k=top)
+            if built:
+                print(index.report, file=sys.stderr)
+        answers = tasks.predict(
+            opened,
+            source,
+            number=top,
+            index=index,
+            probabilities=probabilities,
+            leave_out=not keep_seen,
+            draws=draws,
+        )
+        for answer in answers:
+            print(_json(answer) if as_json else _columns(answer), file=file)
+
+
+def _columns(answer: object) -> str:
+    from manyclass.tasks import Answer
+
+    assert isinstance(answer, Answer)
+    parts = [answer.shown.replace("\t", " ")]
+    for i, name in enumerate(answer.names):
+        parts.append(name)
+        if answer.probabilities is not None:
+            parts.append(f"{answer.probabilities[i]:.6g}")
+    return "\t".join(parts)
+
+
+def _json(answer: object) -> str:
+    from manyclass.tasks import Answer
+
+    assert isinstance(answer, Answer)
+    return json.dumps(
+        {
+            "example": answer.shown,
+            "classes": answer.names,
+            **({} if answer.probabilities is None else {"probabilities": answer.probabilities}),
+            **({} if answer.error is None else {"log_error": answer.error}),
+        },
+        ensure_ascii=False,
+    )
+
+
+@contextmanager
+def _input(path: Path) -> Iterator[Path]:
+    if str(path) != "-":
+        yield path
+        return
+    # Files may be read twice.
+    with tempfile.NamedTemporaryFile(prefix="manyclass-") as held:
+        shutil.copyfileobj(sys.stdin.buffer, held)
+        held.flush()
+        yield Path(held.name)
+
+
+@contextmanager
+def _output(path: Path | None) -> Iterator[TextIO]:
+    try:
+        with nullcontext(sys.stdout) if path is None else path.open("w", encoding="utf-8") as file:
+            yield file
+            file.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        if path is None:
+            raise
+        raise UserError(f"`--out` must be a file that can be written, got {path}: {error.strerror}") from None

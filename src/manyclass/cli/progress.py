@@ -1,0 +1,68 @@
+"""How far work is, on the standard error."""
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+from manyclass.lab.work import Watch
+
+
+@contextmanager
+def progress() -> Iterator[Watch]:
+    """A bar for each experiment on a terminal; elsewhere a line now and then."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield _Lines()
+        return
+    columns = (
+        TextColumn("{task.description:12}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console) as bars:
+        tasks: dict[str, TaskID] = {}
+
+        def watch(name: str, done: int, total: int) -> None:
+            if name not in tasks:
+                tasks[name] = bars.add_task(name, total=total)
+            bars.update(tasks[name], completed=done, total=total)
+
+        yield watch
+
+
+def reading() -> Callable[[int, int], None]:
+    """Told how many bytes of a file are read: a line on a terminal, if it takes long."""
+    begun = time.monotonic()
+
+    def watch(done: int, total: int) -> None:
+        if sys.stderr.isatty() and time.monotonic() - begun > 1:
+            end = "\r\x1b[K" if done >= total else ""
+            print(f"\rreading {done / max(total, 1):4.0%}{end}", end="", file=sys.stderr, flush=True)
+
+    return watch
+
+
+class _Lines:
+    def __init__(self) -> None:
+        self._shown = (0.0, "")
+
+    def __call__(self, name: str, done: int, total: int) -> None:
+        now = time.monotonic()
+        if name != self._shown[1] or now - self._shown[0] >= 10:
+            print(f"{name:12} {done} of {total}", file=sys.stderr, flush=True)
+            self._shown = (now, name)

@@ -1,0 +1,39 @@
+"""Numbers for a person."""
+
+import sys
+
+from rich.console import Console
+from rich.table import Table
+
+from manyclass.tasks import Measured
+
+
+def console() -> Console:
+    # A pipe has no width of its own.
+    return Console(width=None if sys.stdout.isatty() else 110)
+
+
+def print_measured(measured: Measured, kind: str) -> None:
+    """Means over all examples, and by how frequent classes are."""
+    names = list(measured.metrics)
+    table = Table(title=None)
+    for column in ("times in training", "examples", "loss", "perplexity", *names):
+        table.add_column(column, justify="right")
+    for band in measured.bands:
+        table.add_row(
+            band.name,
+            f"{band.examples:,.0f}",
+            f"{band.loss:.4f}",
+            "",
+            *(f"{band.metrics[name]:.4f}" for name in names),
+        )
+    table.add_section()
+    table.add_row(
+        "all",
+        f"{measured.examples:,.0f}",
+        f"{measured.loss:.4f}",
+        f"{measured.perplexity:,.2f}",
+        *(f"{measured.metrics[name]:.4f}" for name in names),
+        style="bold",
+    )
+    console().print(table)

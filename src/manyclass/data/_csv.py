@@ -1,0 +1,92 @@
+"""CSV and TSV as columns of text."""
+
+import csv
+from collections.abc import Generator, Iterator, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from manyclass.data._cells import Cells
+from manyclass.data.files import blocks, one_line
+from manyclass.errors import UserError
+
+_ROWS = 4096  # of one batch, at most
+_BYTES = 1 << 24  # characters of one batch, about
+_CELL_LIMIT = 1 << 24  # characters: a quote that is never closed must not fill the memory
+
+
+class CsvTable:
+    """A table of text with a header line; cells may be quoted, and then hold line ends.
+
+    Args:
+        path: the file; .gz, .xz and .bz2 are read as what they hold.
+        delimiter: between cells.
+        name: what the user knows the path as, for errors.
+
+    Raises:
+        UserError: it cannot be read, is empty, or its header cannot be; while it is read: a row with other than the
+            header's number of cells, or wrong quotes.
+    """
+
+    unit = "line"
+
+    def __init__(self, path: Path, *, delimiter: str, name: str) -> None:
+        self.path, self._delimiter, self._name = path, delimiter, name
+        records = self._records()
+        first = next(records, None)
+        records.close()
+        if first is None:
+            raise UserError(f"`{name}` must have a header line and rows, got nothing in {path}")
+        self.columns = tuple(cell.strip() for cell in first[1])
+        self.kinds: dict[str, str] = {}
+
+    def batches(self, columns: Sequence[str], *, label: str | None = None) -> Iterator[Cells]:
+        places: list[int] = []
+        rows: list[list[str]] = []
+        size, done = 0, 0
+        records = self._records()
+        next(records, None)
+        for place, row, done in records:
+            if len(row) != len(self.columns):
+                wanted = f"{len(self.columns)} cells, as its header has"
+                self._fail(f"must have {wanted}, got {len(row)}", place)
+            places.append(place)
+            rows.append(row)
+            size += sum(map(len, row))
+            if len(rows) == _ROWS or size > _BYTES:
+                yield self._cells(places, rows, done, {*columns, label})
+                places, rows, size = [], [], 0
+        if rows:
+            yield self._cells(places, rows, done, {*columns, label})
+
+    def _cells(self, places: list[int], rows: list[list[str]], done: int, wanted: set[str | None]) -> Cells:
+        columns = zip(self.columns, zip(*rows, strict=True), strict=True)
+        return Cells(places, {name: list(cells) for name, cells in columns if name in wanted}, done)
+
+    def _records(self) -> Generator[tuple[int, list[str], int]]:
+        """The line each record begins in, its cells, and the bytes read so far; blank lines are no records."""
+        done = 0
+
+        def feed() -> Iterator[str]:
+            nonlocal done
+            for block in blocks(self.path, name=self._name):
+                done = block.done
+                yield from (line + "\n" for line in block.data.decode().split("\n")[:-1])
+
+        reader = csv.reader(feed(), delimiter=self._delimiter, strict=True)
+        while True:
+            place = reader.line_num + 1
+            # The limit is that of the whole process, so it is given back after each record.
+            limit = csv.field_size_limit(_CELL_LIMIT)
+            try:
+                row = next(reader, None)
+            except csv.Error as error:
+                self._fail(f"must be CSV, got a record that is none ({one_line(error)})", place)
+            finally:
+                csv.field_size_limit(limit)
+            if row is None:
+                return
+            if row:
+                yield place, row, done
+
+    def _fail(self, fault: str, place: int) -> NoReturn:
+        raise UserError(f"`{self._name}` {fault} in line {place} of {self.path}")

@@ -1,0 +1,212 @@
+"""Examples as rows of features, each with its labels, and batches of them."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from manyclass import _check
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_array
+
+_BLOCK = 1024  # examples that lie together on a disk
+_WINDOW = 1 << 22  # examples that are shuffled together
+
+Inputs = Tensor | dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """N examples; arrays may be memory maps.
+
+    Args:
+        features: float32 [N, F], dense, or CSR.
+        labels: int64 [L], the class ids of all examples, one after the other.
+        starts: int64 [N + 1], where the labels of each begin. None: each has one.
+
+    Raises:
+        ValueError: labels or starts are not as many as rows.
+
+    Example:
+        >>> rows = Rows(np.eye(3, dtype=np.float32), np.array([0, 1, 1, 2]), np.array([0, 1, 3, 4]))
+        >>> len(rows), rows.num_features, rows.sparse
+        (3, 3, False)
+    """
+
+    features: "np.ndarray[Any, Any] | csr_array"
+    labels: "np.ndarray[Any, Any]"
+    starts: "np.ndarray[Any, Any] | None" = None
+
+    def __post_init__(self) -> None:
+        if self.starts is None and len(self.labels) != len(self):
+            raise ValueError(f"`labels` must have length {len(self)}, got {len(self.labels)}")
+        if self.starts is not None and len(self.starts) != len(self) + 1:
+            raise ValueError(f"`starts` must have length {len(self) + 1}, got {len(self.starts)}")
+
+    def __len__(self) -> int:
+        return int(self.features.shape[0])
+
+    @property
+    def num_features(self) -> int:
+        return int(self.features.shape[1])
+
+    @property
+    def sparse(self) -> bool:
+        return not isinstance(self.features, np.ndarray)
+
+    def inputs(self, rows: "np.ndarray[Any, Any]") -> Inputs:
+        """What an encoder takes: a matrix [B, F]; of sparse rows their columns and values, and where each begins."""
+        if isinstance(self.features, np.ndarray):
+            return as_inputs(self.features[rows])
+        # By hand: SciPy's own indexing copies all columns of a memory map whose starts are longer numbers.
+        start = self.features.indptr
+        begin = start[rows].astype(np.int64)
+        number = start[rows + 1] - begin
+        place = runs(begin, number)
+        return {
+            "columns": torch.from_numpy(self.features.indices[place].astype(np.int64)),
+            "starts": torch.from_numpy(np.cumsum(number) - number),
+            "values": torch.from_numpy(self.features.data[place].astype(np.float32)),
+        }
+
+
+def as_inputs(features: "np.ndarray[Any, Any] | csr_array") -> Inputs:
+    """Rows [B, F] as what an encoder takes, see `Rows.inputs`."""
+    if isinstance(features, np.ndarray):
+        # Torch takes no arrays that must not be written to, as memory maps are.
+        return torch.from_numpy(np.require(features, np.float32, ["C", "W"]))
+    return {
+        "columns": torch.from_numpy(features.indices.astype(np.int64)),
+        "starts": torch.from_numpy(features.indptr[:-1].astype(np.int64)),
+        "values": torch.from_numpy(features.data.astype(np.float32)),
+    }
+
+
+def class_counts(labels: "np.ndarray[Any, Any]", num_classes: int) -> "np.ndarray[Any, Any]":
+    """How often each class occurs [C], int64; a memory map is read a part at a time.
+
+    Example:
+        >>> class_counts(np.array([2, 0, 2]), 4)
+        array([1, 0, 2, 0])
+    """
+    counts: np.ndarray[Any, Any] = np.zeros(num_classes, dtype=np.int64)
+    for begin in range(0, len(labels), _WINDOW):
+        part = labels[begin : begin + _WINDOW]
+        if part.min() < 0 or part.max() >= num_classes:
+            bad = int(np.flatnonzero((part < 0) | (part >= num_classes))[0])
+            raise ValueError(f"`labels` must lie in [0, {num_classes}), got {part[bad]} at position {begin + bad}")
+        counts += np.bincount(part, minlength=num_classes)
+    return counts
+
+
+def runs(begin: "np.ndarray[Any, Any]", number: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
+    """The places begin, begin + 1, … of each run, one run after the other."""
+    place: np.ndarray[Any, Any] = np.repeat(begin - (np.cumsum(number) - number), number)
+    return place + np.arange(len(place))
+
+
+class RowBatches:
+    """Batches `(inputs, target, extras)` of rows, as `Training` takes them, each epoch in an order of its own.
+
+    An example of several labels is as many examples of one label, of weight 1 together, and none of its labels is a
+    negative of another. One without labels is left out.
+
+    Args:
+        rows: all examples.
+        size: of a batch.
+        seed: of the orders. None: the order of the rows.
+        chosen: int64, ascending: the rows to take. None: all.
+        weight: float32 [N], of each row. None: 1.
+
+    Raises:
+        ValueError: a size below 1.
+
+    Example:
+        >>> rows = Rows(np.eye(3, dtype=np.float32), np.array([0, 1, 2, 0]), np.array([0, 1, 3, 4]))
+        >>> inputs, target, extras = next(iter(RowBatches(rows, 4)))
+        >>> target, extras["weight"], extras["exclude"].tolist()
+        (tensor([0, 1, 2, 0]), tensor([1.0000, 0.5000, 0.5000, 1.0000]), [[-1, -1], [-1, 2], [1, -1], [-1, -1]])
+    """
+
+    def __init__(
+        self,
+        rows: Rows,
+        size: int,
+        *,
+        seed: int | None = None,
+        chosen: "np.ndarray[Any, Any] | None" = None,
+        weight: "np.ndarray[Any, Any] | None" = None,
+    ) -> None:
+        self._rows, self._seed, self._weight = rows, seed, weight
+        self._size = _check.whole("size", size, 1)
+        self._epoch = 0
+        self._chosen = np.arange(len(rows)) if chosen is None else chosen
+        if rows.starts is None:
+            self._row, self._place = self._chosen, self._chosen
+        else:
+            # One example for each label of the chosen rows.
+            begin, number = rows.starts[self._chosen], rows.starts[self._chosen + 1] - rows.starts[self._chosen]
+            self._row = np.repeat(self._chosen, number)
+            self._place = runs(begin, number)
+
+    @property
+    def targets(self) -> "np.ndarray[Any, Any]":
+        """int64: the class of each example."""
+        return np.asarray(self._rows.labels[self._place], dtype=np.int64)
+
+    def set_epoch(self, epoch: int) -> None:
+        self._epoch = epoch
+
+    def __len__(self) -> int:
+        return -(-len(self._row) // self._size)
+
+    def __iter__(self) -> Iterator[tuple[Inputs, Tensor, dict[str, Tensor]]]:
+        for part in self._orders():
+            for begin in range(0, len(part), self._size):
+                yield self._batch(part[begin : begin + self._size])
+
+    def _orders(self) -> Iterator["np.ndarray[Any, Any]"]:
+        """The examples in the order of this epoch, in parts that are whole batches but for the last."""
+        n = len(self._row)
+        if self._seed is None:
+            yield np.arange(n)
+            return
+        generator = np.random.default_rng([self._seed, self._epoch])
+        if n <= _WINDOW:
+            yield generator.permutation(n)
+            return
+        # Blocks in any order, and examples in any order within as many as memory holds: a disk is read in long runs.
+        blocks = generator.permutation(-(-n // _BLOCK))
+        held = np.empty(0, dtype=np.int64)
+        for first in range(0, len(blocks), _WINDOW // _BLOCK):
+            starts = blocks[first : first + _WINDOW // _BLOCK, None] * _BLOCK
+            fresh = (starts + np.arange(_BLOCK)).ravel()
+            held = np.concatenate([held, generator.permutation(fresh[fresh < n])])
+            whole = len(held) - len(held) % self._size
+            yield held[:whole]
+            held = held[whole:]
+        yield held
+
+    def _batch(self, examples: "np.ndarray[Any, Any]") -> tuple[Inputs, Tensor, dict[str, Tensor]]:
+        # Ascending, so that a disk is read forwards; what is in a batch matters, not where.
+        examples = np.sort(examples)
+        row, place = self._row[examples], self._place[examples]
+        target = torch.from_numpy(np.asarray(self._rows.labels[place], dtype=np.int64))
+        extras: dict[str, Tensor] = {}
+        weight = None if self._weight is None else self._weight[row].astype(np.float32)
+        if self._rows.starts is not None:
+            begin, number = self._rows.starts[row], self._rows.starts[row + 1] - self._rows.starts[row]
+            weight = (1 if weight is None else weight) / number.astype(np.float32)
+            column = np.arange(number.max(initial=1))
+            others = self._rows.labels[np.minimum(begin[:, None] + column, len(self._rows.labels) - 1)]
+            own = begin[:, None] + column == place[:, None]
+            others = np.where((column < number[:, None]) & ~own, others, -1)
+            if others.shape[1] > 1:
+                extras["exclude"] = torch.from_numpy(others.astype(np.int64))
+        if weight is not None:
+            extras["weight"] = torch.from_numpy(weight)
+        return self._rows.inputs(row), target, extras

@@ -1,0 +1,124 @@
+"""How the features of a file were made: what another file needs to give the same ones."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import MISSING, asdict, dataclass, fields
+from typing import Any
+
+from manyclass.data.files import shown
+from manyclass.errors import UserError
+
+TABLES = ("csv", "tsv", "parquet")
+MATRICES = ("svmlight", "npz", "npy")
+FORMATS = (*MATRICES, *TABLES)
+KINDS = ("number", "text")
+MAX_FEATURES = 2**31 - 1  # columns of sparse rows are int32
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a table that makes features.
+
+    Args:
+        name: in its header.
+        kind: "number": one feature, (x − mean) / scale; "text": its words, hashed.
+        mean, scale: of numbers; a missing one counts as the mean.
+    """
+
+    name: str
+    kind: str
+    mean: float = 0.0
+    scale: float = 1.0
+
+
+@dataclass(frozen=True)
+class Schema:
+    """How features were made.
+
+    Args:
+        format: of the file, one of `FORMATS`.
+        num_features: F. 0: not known before all rows are read.
+        sparse: whether rows are sparse.
+        zero_based: of svmlight: whether the first feature is 0 rather than 1.
+        label: of tables: the column that holds the labels.
+        columns: of tables: those that make features.
+        width: of tables with text: how many features words are hashed into, after those of the numbers.
+
+    Example:
+        >>> schema = Schema("svmlight", 10, sparse=True, zero_based=False)
+        >>> Schema.from_json(schema.to_json()) == schema
+        True
+    """
+
+    format: str
+    num_features: int
+    sparse: bool
+    zero_based: bool = True
+    label: str | None = None
+    columns: tuple[Column, ...] = ()
+    width: int = 0
+
+    @property
+    def table(self) -> bool:
+        """Whether features come from named columns."""
+        return self.format in TABLES
+
+    def to_json(self) -> dict[str, Any]:
+        """What `json.dumps` takes."""
+        return {**asdict(self), "columns": [asdict(column) for column in self.columns]}
+
+    @classmethod
+    def from_json(cls, data: object, *, name: str = "schema") -> "Schema":
+        """The schema that `to_json` gave.
+
+        Raises:
+            UserError: it is none.
+        """
+        known = _parts(cls, data, name)
+        columns = known.get("columns", [])
+        if not isinstance(columns, list | tuple):
+            raise UserError(f"`{name}` must have a list of columns, got {type(columns).__name__}")
+        made = tuple(Column(**_parts(Column, column, name)) for column in columns)
+        schema = cls(**{**known, "columns": made})
+        _check(schema, name)
+        return schema
+
+
+def _parts(cls: type[Schema | Column], data: object, name: str) -> dict[str, Any]:
+    if not isinstance(data, Mapping):
+        raise UserError(f"`{name}` must be a JSON object, got {type(data).__name__}")
+    names = [field.name for field in fields(cls)]
+    for key in data:
+        if key not in names:
+            raise UserError(f"`{name}` must have the keys {', '.join(names)}, got {shown(str(key))}")
+    for key in [field.name for field in fields(cls) if field.default is MISSING]:
+        if key not in data:
+            raise UserError(f"`{name}` must have the key {key!r}, got {', '.join(map(repr, data)) or 'none'}")
+    return dict(data)
+
+
+def _check(schema: Schema, name: str) -> None:
+    def needs(good: bool, what: str, got: object) -> None:
+        if not good:
+            raise UserError(f"`{name}` must have {what}, got {shown(str(got))}")
+
+    needs(schema.format in FORMATS, f"a format among {', '.join(FORMATS)}", schema.format)
+    for key in ("num_features", "width"):
+        value = getattr(schema, key)
+        good = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_FEATURES
+        needs(good, f"a whole number as {key}", value)
+    for key in ("sparse", "zero_based"):
+        needs(isinstance(getattr(schema, key), bool), f"true or false as {key}", getattr(schema, key))
+    needs(schema.label is None or isinstance(schema.label, str), "a string or null as label", schema.label)
+    for column in schema.columns:
+        needs(isinstance(column.name, str), "strings as names of columns", column.name)
+        needs(column.kind in KINDS, f"columns of the kinds {', '.join(KINDS)}", column.kind)
+        for value in (column.mean, column.scale):
+            good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+            needs(good, "finite numbers as mean and scale of columns", value)
+        needs(column.scale > 0, "positive scales of columns", column.scale)
+    if schema.table:
+        numbers = sum(column.kind == "number" for column in schema.columns)
+        words = schema.width if len(schema.columns) > numbers else 0
+        needs(schema.num_features == numbers + words, f"{numbers + words} features", schema.num_features)
+        needs(len({column.name for column in schema.columns}) == len(schema.columns), "different columns", "one twice")

@@ -1,0 +1,5 @@
+"""From examples to the vectors that a head scores classes with."""
+
+from manyclass.encoders.complex import ComplEx as ComplEx
+from manyclass.encoders.features import FeatureEncoder as FeatureEncoder
+from manyclass.encoders.recurrent import Recurrent as Recurrent

@@ -1,0 +1,3 @@
+"""The scikit-learn classifier."""
+
+from manyclass.estimator.classifier import ManyClassClassifier as ManyClassClassifier

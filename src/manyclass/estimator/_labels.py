@@ -1,0 +1,97 @@
+"""Labels as people have them, and the rows of a head that stand for them."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+
+_NUMBERS, _STRINGS = "biuf", "UTO"
+
+
+@dataclass(frozen=True)
+class Labels:
+    """C classes in ascending order; a head has them in the order they came in.
+
+    Args:
+        classes: [C], ascending.
+        rows: int64 [C], the head's row of each. None: the same order.
+
+    Example:
+        >>> labels = Labels.of(np.array(["pear", "fig", "pear"])).joined(np.array(["kiwi"]), "y")
+        >>> labels.classes.tolist(), labels.rows_of(np.array(["kiwi", "fig"]), "y").tolist()
+        (['fig', 'kiwi', 'pear'], [2, 0])
+    """
+
+    classes: Array
+    rows: Array | None = None
+
+    @classmethod
+    def of(cls, y: Array) -> "Labels":
+        """The classes that occur in y [n]."""
+        return cls(np.unique(y))
+
+    def __len__(self) -> int:
+        return len(self.classes)
+
+    def joined(self, y: Array, name: str) -> "Labels":
+        """With the classes of y that are new, whose rows follow those there are.
+
+        Raises:
+            ValueError: labels of a kind that these cannot be told from, such as strings among numbers.
+        """
+        self._check_kind(y, name)
+        fresh = np.unique(y)
+        fresh = fresh[~self._known(fresh)[1]]
+        if not len(fresh):
+            return self
+        rows = np.arange(len(self)) if self.rows is None else self.rows
+        classes = np.concatenate([self.classes, fresh])
+        order = np.argsort(classes, kind="stable")
+        return Labels(classes[order], np.concatenate([rows, np.arange(len(rows), len(classes))])[order])
+
+    def rows_of(self, y: Array, name: str) -> Array:
+        """int64 [n]: the rows of labels [n].
+
+        Raises:
+            ValueError: a label that is none of the classes.
+        """
+        self._check_kind(y, name)
+        place, known = self._known(y)
+        if not known.all():
+            first = int(np.flatnonzero(~known)[0])
+            label = y[first : first + 1].tolist()[0]
+            raise ValueError(
+                f"`{name}` must hold classes that were seen in training, got {label!r} at position {first}"
+            )
+        return place if self.rows is None else self.rows[place]
+
+    def of_rows(self, rows: Array) -> Array:
+        """The labels of rows, of any shape."""
+        return self.classes[rows if self.rows is None else self.places()[rows]]
+
+    def places(self) -> Array:
+        """int64 [C]: where in ascending order the class of each row is."""
+        if self.rows is None:
+            return np.arange(len(self))
+        places = np.empty_like(self.rows)
+        places[self.rows] = np.arange(len(self))
+        return places
+
+    def _known(self, y: Array) -> tuple[Array, Array]:
+        """Where labels are among the classes, and whether they are."""
+        place = np.searchsorted(self.classes, y).astype(np.int64)
+        known = self.classes[np.minimum(place, len(self) - 1)] == y
+        return place, np.asarray(known, dtype=bool)
+
+    def _check_kind(self, y: Array, name: str) -> None:
+        own, other = self.classes.dtype, y.dtype
+        alike = own.kind == other.kind or any({own.kind, other.kind} <= set(kinds) for kinds in (_NUMBERS, _STRINGS))
+        # NumPy would turn signed integers among unsigned ones into floats, and objects may be anything.
+        if {own.kind, other.kind} == {"i", "u"}:
+            alike = np.result_type(own, other).kind != "f"
+        elif alike and "O" in (own.kind, other.kind) and len(y):
+            alike = isinstance(self.classes[0], str) == isinstance(y[0], str)
+        if not alike:
+            raise ValueError(f"`{name}` must hold labels of the kind there are, {own}, got {other}")

@@ -1,0 +1,139 @@
+"""What the classifier was told, checked, and what follows from it."""
+
+import copy
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from manyclass import _check
+from manyclass.by_name import OBJECTIVES, OPTIMIZERS, RATES, SAMPLERS, K, make_budget, make_sampler
+from manyclass.counts import ClassCounts
+from manyclass.objectives import Likelihood, Objective
+from manyclass.samplers import Sampler
+
+MakeSampler = Callable[[ClassCounts, int], Sampler]
+
+ALSO = {"exhaustive": "exact"}  # a sampler's other name
+EPOCHS = 50
+STEPS = 300  # that few rows are passed over more often for: an epoch of theirs is hardly a step
+
+
+@dataclass(frozen=True)
+class Options:
+    """The parameters of `ManyClassClassifier` but its `random_state`, see there.
+
+    Raises:
+        TypeError, ValueError: a parameter is not what it must be.
+    """
+
+    hidden_layers: Sequence[int]
+    rank: int | None
+    sampler: str | MakeSampler | None
+    objective: str | Objective | None
+    k: int | str | None
+    optimizer: str
+    learning_rate: float | None
+    batch_size: int
+    max_epochs: int | None
+    early_stopping: bool
+    validation_fraction: float
+    n_iter_no_change: int
+    device: str | torch.device | None
+    verbose: int
+
+    @classmethod
+    def of(cls, parameters: Mapping[str, Any]) -> "Options":
+        """From an estimator's parameters. Numbers may be NumPy's, as search grids have them."""
+        return cls(**{field.name: plain(parameters[field.name]) for field in fields(cls)})
+
+    def __post_init__(self) -> None:
+        if isinstance(self.hidden_layers, str) or not isinstance(self.hidden_layers, Sequence):
+            raise TypeError(f"`hidden_layers` must be a sequence of ints, got {self.hidden_layers!r}")
+        for width in self.hidden_layers:
+            _check.whole("hidden_layers", width, 1)
+        if self.rank is not None:
+            _check.whole("rank", self.rank, 1)
+        if self.sampler is not None and not callable(self.sampler):
+            _check.choice("sampler", self.sampler, (*SAMPLERS, *ALSO))
+        if isinstance(self.objective, str):
+            _check.choice("objective", self.objective, tuple(OBJECTIVES))
+        elif self.objective is not None and (isinstance(self.objective, type) or not callable(self.objective)):
+            raise TypeError(f"`objective` must be a name, an objective or None, got {self.objective!r}")
+        if isinstance(self.k, str):
+            _check.choice("k", self.k, ("auto",))
+        elif self.k is not None:
+            _check.whole("k", self.k, 1)
+        _check.choice("optimizer", self.optimizer, tuple(OPTIMIZERS))
+        if self.learning_rate is not None:
+            _check.number("learning_rate", self.learning_rate, low=0, strict=True)
+        for name in ("batch_size", "n_iter_no_change"):
+            _check.whole(name, getattr(self, name), 1)
+        if self.max_epochs is not None:
+            _check.whole("max_epochs", self.max_epochs, 1)
+        if not isinstance(self.early_stopping, bool):
+            raise TypeError(f"`early_stopping` must be True or False, got {self.early_stopping!r}")
+        if _check.fraction("validation_fraction", self.validation_fraction) == 0:
+            raise ValueError(f"`validation_fraction` must be above 0, got {self.validation_fraction}")
+        if not isinstance(self.verbose, int):
+            raise TypeError(f"`verbose` must be an int, got {self.verbose!r}")
+        self.place()
+
+    def place(self) -> torch.device:
+        """Where the model is trained.
+
+        Raises:
+            ValueError: torch knows no such device, or the machine has none.
+        """
+        if self.device is None or self.device == "auto":
+            return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        try:
+            device = torch.device(self.device)
+            torch.empty(0, device=device)
+        except (RuntimeError, TypeError, AssertionError) as error:
+            reason = str(error).splitlines()[0]
+            raise ValueError(f"`device` must be one of this machine, got {self.device!r}: {reason}") from error
+        return device
+
+    def make_objective(self) -> Objective:
+        if self.objective is None:
+            return Likelihood()
+        # One that learns must not change the parameter it was given as.
+        return OBJECTIVES[self.objective]() if isinstance(self.objective, str) else copy.deepcopy(self.objective)
+
+    def make_sampler(self, counts: ClassCounts) -> Sampler:
+        """Which classes a step scores: all, where there are no more than would be drawn."""
+        if not callable(self.sampler):
+            name = None if self.sampler is None else ALSO.get(self.sampler, self.sampler)
+            return make_sampler(name, counts, k=self.k)
+        made = self.sampler(counts, min(self.drawn, counts.num_classes))
+        if getattr(made, "num_classes", None) != counts.num_classes:
+            raise ValueError(f"`sampler` must give a sampler of {counts.num_classes} classes, got {made!r}")
+        return make_budget(made) if self.k == "auto" else made
+
+    def epochs(self, num_rows: int) -> int:
+        """How often so many rows are to be passed over, at most."""
+        steps = -(-num_rows // self.batch_size)
+        return max(EPOCHS, -(-STEPS // steps)) if self.max_epochs is None else self.max_epochs
+
+    @property
+    def drawn(self) -> int:
+        """How many classes are drawn, or to begin with."""
+        return self.k if isinstance(self.k, int) else K
+
+    def make_optimizer(self, parameters: Iterable[nn.Parameter]) -> Optimizer:
+        rate = RATES[self.optimizer] if self.learning_rate is None else self.learning_rate
+        return OPTIMIZERS[self.optimizer](parameters, rate)
+
+
+def plain(value: Any) -> Any:
+    """A NumPy scalar as Python has it; the same in a sequence."""
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, tuple | list | np.ndarray):
+        return tuple(plain(part) for part in value)
+    return value

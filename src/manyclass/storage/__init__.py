@@ -1,0 +1,9 @@
+"""Tensors and plain data in one safetensors file: written in one piece or not at all, and read without running code."""
+
+from manyclass.storage.file import about as about
+from manyclass.storage.file import check as check
+from manyclass.storage.file import load as load
+from manyclass.storage.file import save as save
+from manyclass.storage.file import write_json as write_json
+from manyclass.storage.strings import pack_strings as pack_strings
+from manyclass.storage.strings import unpack_strings as unpack_strings

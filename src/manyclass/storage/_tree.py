@@ -1,0 +1,144 @@
+"""Trees of plain data and tensors as JSON that names the tensors.
+
+JSON's own values stand for themselves. What it lacks is an object with one key: {"dict": [[key, value], ...]},
+{"tuple": [...]}, {"tensor": name}, {"float": "inf"}, {"int": "0x..."} (beyond 64 bits, which not every reader has).
+"""
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from manyclass.storage._safetensors import has_dtype
+
+_DEEPEST = 100
+_LONGEST_NAME = 200
+_PLACES = "a dict, list, tuple, None, bool, int, float, str or Tensor"
+
+
+class Packing:
+    """Turns a tree into JSON and a table of tensors, in which every tensor is once.
+
+    Args:
+        taken: names that tensors must not get.
+
+    Raises:
+        TypeError: with `json`: something that is neither plain data nor a tensor, or a key that is no str or int.
+        ValueError: with `json`: nested too deeply, as something is that contains itself.
+    """
+
+    def __init__(self, taken: str) -> None:
+        self.tensors: dict[str, Tensor] = {}
+        self._taken = {taken}
+        self._names: dict[object, str] = {}
+
+    def json(self, content: Mapping[str, object]) -> bytes:
+        text = json.dumps(self._node(content, ()), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        # Escapes would join two surrogates that are two characters into one.
+        return text.encode("utf-8", "surrogatepass")
+
+    def _node(self, value: object, path: tuple[object, ...]) -> Any:
+        if value is None or isinstance(value, bool | str):
+            return value
+        if isinstance(value, int):
+            return value if value.bit_length() < 64 else {"int": hex(value)}
+        if isinstance(value, float):
+            return value if math.isfinite(value) else {"float": repr(float(value))}
+        if isinstance(value, Tensor):
+            return {"tensor": self._name(value, path)}
+        if len(path) > _DEEPEST:
+            raise ValueError(f"`content` must be nested at most {_DEEPEST} deep, got more at `{place(path[:3])}`")
+        if isinstance(value, Mapping):
+            return {"dict": [[_key(key, path), self._node(part, (*path, key))] for key, part in value.items()]}
+        if isinstance(value, list | tuple):
+            parts = [self._node(part, (*path, position)) for position, part in enumerate(value)]
+            return parts if isinstance(value, list) else {"tuple": parts}
+        raise TypeError(f"`{place(path)}` must be {_PLACES}, got a {type(value).__name__}")
+
+    def _name(self, value: Tensor, path: tuple[object, ...]) -> str:
+        if value.layout != torch.strided or value.is_meta or value.is_quantized or not has_dtype(value.dtype):
+            got = f"{value.dtype} as {value.layout} on {value.device}"
+            raise TypeError(f"`{place(path)}` must be a dense tensor of a dtype that safetensors has, got {got}")
+        # A state_dict makes a new object of the same tensor each time: what it looks at tells.
+        where = (value.untyped_storage()._cdata, value.storage_offset(), value.shape, value.stride(), value.dtype)
+        same = (*where, value.is_conj(), value.is_neg())
+        if same not in self._names:
+            self._names[same] = self._free(".".join(map(str, path)))
+            self.tensors[self._names[same]] = value
+        return self._names[same]
+
+    def _free(self, wish: str) -> str:
+        """The wish, or what is near it, for no other reader's UTF-8 has surrogates."""
+        wish = wish.encode("utf-8", "replace").decode()[:_LONGEST_NAME]
+        name, number = wish, 1
+        while name in self._taken:
+            number += 1
+            name = f"{wish}#{number}"
+        self._taken.add(name)
+        return name
+
+
+def unpack(data: bytes, tensor: Callable[[str], Tensor]) -> dict[str, Any]:
+    """The tree of some JSON.
+
+    Args:
+        data: what `Packing.json` gave.
+        tensor: of a name; KeyError where there is none.
+
+    Raises:
+        ValueError: it is not what `Packing` writes; the message says why.
+    """
+    try:
+        content = _value(json.loads(data.decode("utf-8", "surrogatepass")), tensor)
+    except RecursionError:
+        raise ValueError("its JSON is nested too deeply") from None
+    except (UnicodeDecodeError, json.JSONDecodeError):
+        raise ValueError("its JSON cannot be read") from None
+    if not isinstance(content, dict):
+        raise ValueError("its JSON does not begin with a dict")
+    return content
+
+
+def _value(node: Any, tensor: Callable[[str], Tensor]) -> Any:
+    if isinstance(node, list):
+        return [_value(part, tensor) for part in node]
+    if not isinstance(node, dict):
+        return node
+    match node:
+        case {"dict": list() as items} if len(node) == 1:
+            return _items(items, tensor)
+        case {"tuple": list() as parts} if len(node) == 1:
+            return tuple(_value(part, tensor) for part in parts)
+        case {"tensor": str() as name} if len(node) == 1:
+            try:
+                return tensor(name)
+            except KeyError:
+                raise ValueError(f"its JSON names a tensor {name!r} that is not there") from None
+        case {"float": "inf" | "-inf" | "nan" as number} if len(node) == 1:
+            return float(number)
+        case {"int": str() as number} if len(node) == 1:
+            return int(number, 16)
+    raise ValueError(f"its JSON has an unknown object {str(node)[:40]}")
+
+
+def _items(items: list[Any], tensor: Callable[[str], Tensor]) -> dict[Any, Any]:
+    found = {}
+    for item in items:
+        if not isinstance(item, list) or len(item) != 2 or type(item[0]) not in (str, int) or item[0] in found:
+            raise ValueError(f"its JSON has an item of a dict that is none, {str(item)[:40]}")
+        found[item[0]] = _value(item[1], tensor)
+    return found
+
+
+def _key(key: object, path: tuple[object, ...]) -> str | int:
+    if isinstance(key, bool) or not isinstance(key, str | int):
+        raise TypeError(f"`{place(path)}` must have keys that are str or int, got a {type(key).__name__}")
+    return key
+
+
+def place(path: tuple[object, ...]) -> str:
+    """As it would be written in Python."""
+    return "content" + "".join(f"[{key!r}]" for key in path)

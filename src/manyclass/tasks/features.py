@@ -1,0 +1,129 @@
+"""The labels of rows of features."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from manyclass.data import Chunk, Names, RowBatches, Rows, Schema, as_inputs, class_counts, open_rows, spool
+from manyclass.encoders import FeatureEncoder
+from manyclass.errors import UserError
+from manyclass.tasks.model import Body, Model, Plan
+from manyclass.tasks.settings import Settings
+from manyclass.tasks.task import Questions, Source, Task, Watch
+
+if TYPE_CHECKING:
+    from manyclass.data import Reader
+
+_HELD_OUT = 20  # one row in so many, where no file is given to hold out
+_AT_ONCE = 1024
+
+
+class LabelledChunks:
+    """Batches of a file as it is read; rows of labels that a model does not know are left out, and counted.
+
+    Attributes:
+        rows, unknown: how many were read, and left out, so far.
+    """
+
+    def __init__(self, reader: "Reader", names: Names) -> None:
+        self._reader, self._names = reader, names
+        self.rows = self.unknown = 0
+
+    def __iter__(self) -> Iterator[object]:
+        self.rows = self.unknown = 0
+        for chunk in self._reader.chunks():
+            rows, known = _numbered(chunk, self._names)
+            self.rows += len(rows)
+            self.unknown += len(rows) - len(known)
+            if len(known):
+                yield from RowBatches(rows, _AT_ONCE, chosen=known)
+
+
+class FeaturesKind:
+    """Rows of features: svmlight, CSV, TSV, Parquet, .npz, .npy. The model is linear unless it is given layers."""
+
+    defaults = Settings(
+        epochs=10, batch_size=256, optimizer="adagrad", rate=0.1, network_rate=0.001, decay=False, hidden_layers=()
+    )
+    metrics = ("accuracy", "accuracy@5")
+    best_by = "loss"
+
+    def read(self, source: Source, settings: Settings, folder: Path, watch: Watch | None = None) -> Task:
+        reader = open_rows(source.data, format=source.format, label=source.label, labels=source.labels, watch=watch)
+        names = Names()
+        rows = spool(reader, folder / "train", names=names, watch=watch)
+        about = [f"{source.data.name}: {len(rows):,} rows of {rows.num_features:,} features, {len(names):,} classes"]
+        if source.held_out is None:
+            order = np.random.default_rng(settings.seed).permutation(len(rows))
+            cut = max(1, len(rows) // _HELD_OUT)
+            apart, held_out, chosen = rows, np.sort(order[:cut]), np.sort(order[cut:])
+            about.append(f"one row in {_HELD_OUT} is held out")
+        else:
+            other = open_rows(
+                source.held_out, format=source.format, labels=None, schema=reader.schema, name="held-out", watch=watch
+            )
+            every = Names(names)
+            apart = spool(other, folder / "held_out", names=every, watch=watch, name="held-out")
+            held_out, chosen = _known(apart, len(names)), np.arange(len(rows))
+            if not len(held_out):
+                raise UserError(f"`held-out` must hold labels that are trained on, got none in {source.held_out}")
+            about.append(f"{source.held_out.name}: {len(apart):,} rows held out")
+            if len(held_out) < len(apart):
+                about[-1] += f", {len(apart) - len(held_out):,} left out for labels that are not trained on"
+        train = RowBatches(rows, settings.batch_size or 1, seed=settings.seed, chosen=chosen)
+        counts = torch.from_numpy(class_counts(train.targets, len(names))).double()
+        plan = Plan("features", names, counts, {"schema": reader.schema.to_json()}, settings)
+
+        def batches(limit: int | None) -> RowBatches:
+            some = held_out if limit is None else held_out[:: max(1, -(-len(held_out) // limit))]
+            return RowBatches(apart, _AT_ONCE, chosen=some)
+
+        return Task(plan, train, batches, about)
+
+    def build(self, plan: Plan) -> Body:
+        schema, settings = Schema.from_json(plan.config["schema"]), plan.settings
+        encoder = FeatureEncoder(
+            schema.num_features, sparse=schema.sparse, rank=settings.rank, hidden_layers=settings.hidden_layers or ()
+        )
+        return Body(encoder, encoder.dim)
+
+    def evaluation(self, model: Model, source: Source) -> tuple[Iterable[object], Sequence[str]]:
+        reader = _reader(model, source)
+        if not reader.labelled:
+            raise UserError(f"`data` must have labels to evaluate on, got none in {source.data}")
+        return LabelledChunks(reader, model.names), (f"{source.data.name}",)
+
+    def questions(self, model: Model, source: Source, *, size: int) -> Iterator[Questions]:
+        number = 0
+        for chunk in _reader(model, source).chunks():
+            for first in range(0, len(chunk), size):
+                part: Any = chunk.features[first : first + size]
+                yield Questions([str(number + i) for i in range(part.shape[0])], as_inputs(part))
+                number += part.shape[0]
+
+
+def _reader(model: Model, source: Source) -> "Reader":
+    schema = Schema.from_json(model.plan.config["schema"])
+    return open_rows(source.data, format=source.format, label=source.label, labels=source.labels, schema=schema)
+
+
+def _numbered(chunk: Chunk, names: Names) -> tuple[Rows, "np.ndarray[Any, Any]"]:
+    """Rows of a chunk, and those of them whose labels are all known."""
+    labels = chunk.labels or []
+    ids = names.find(label for row in labels for label in row)
+    starts = np.concatenate([[0], np.cumsum([len(row) for row in labels])]).astype(np.int64)
+    rows = Rows(chunk.features, np.where(ids < 0, len(names), ids), starts)
+    return rows, _known(rows, len(names))
+
+
+def _known(rows: Rows, num_classes: int) -> "np.ndarray[Any, Any]":
+    """The rows that have labels, all below C."""
+    foreign = np.asarray(rows.labels) >= num_classes
+    if rows.starts is None:
+        return np.flatnonzero(~foreign)
+    before = np.concatenate([[0], np.cumsum(foreign)])
+    number = np.diff(rows.starts)
+    return np.flatnonzero((number > 0) & (before[rows.starts[1:]] == before[rows.starts[:-1]]))

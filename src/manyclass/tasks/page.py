@@ -1,0 +1,140 @@
+"""A training as a report."""
+
+from collections.abc import Sequence
+
+from manyclass.report import Curve, Figure, Panel, Report, Section, Table
+from manyclass.tasks.measure import Measured
+from manyclass.tasks.model import Model
+from manyclass.training import History, Record
+
+_SPENT = {
+    "batches": "reading batches",
+    "forward": "encoder, draws and scores",
+    "update": "gradients and optimisers",
+    "evaluation": "evaluations",
+    "probes": "probes of the error",
+    "callbacks": "logs and checkpoints",
+}
+
+
+def report_of(model: Model, history: History, measured: Measured, about: Sequence[str]) -> Report:
+    """Learning curves, the error of the approximation, accuracy by class frequency, and where the time went."""
+    from manyclass import __version__
+
+    progress, settings = history.progress, model.plan.settings
+    sections = [
+        Section("What came out", [_outcome(model, history, measured)]),
+        _learning(history.records),
+        _error(model, history.records),
+        _frequency(measured),
+        _time(history),
+    ]
+    chosen = ", ".join(f"{name} {value}" for name, value in settings.to_json().items() if value not in (None, ()))
+    notes = [
+        f"manyclass {__version__}; {progress.step:,} steps, {progress.seconds:,.0f} s of training, stopped by "
+        f"{history.stopped}.",
+        f"Settings: {chosen}.",
+        "Beside this page lie log.csv, best.safetensors (the model), and each figure as PNG and SVG.",
+    ]
+    return Report(f"A model of {model.plan.kind}", " ".join(f"{line}." for line in about), sections, notes)
+
+
+def _outcome(model: Model, history: History, measured: Measured) -> Table:
+    rows = [
+        ["held-out loss, exact", f"{measured.loss:.4f}"],
+        ["perplexity", f"{measured.perplexity:,.2f}"],
+        *([name, f"{value:.4f}"] for name, value in measured.metrics.items()),
+        ["examples", f"{measured.examples:,.0f}"],
+        ["classes", f"{len(model.names):,}"],
+        ["best at step", "–" if history.best_step is None else f"{history.best_step:,}"],
+    ]
+    return Table(["measure", "value"], rows, "The best model on all held-out examples; loss in nats, over all classes.")
+
+
+def _learning(records: Sequence[Record]) -> Section:
+    evaluated = [record for record in records if record.held_out_loss is not None]
+    axes = [("against steps", "steps", "step"), ("against time", "seconds of training", "seconds")]
+    panels = [
+        Panel(
+            title,
+            label,
+            "loss, nats",
+            [
+                Curve(
+                    "training, by the sampled objective", [getattr(r, at) for r in records], [r.loss for r in records]
+                ),
+                Curve(
+                    "held out, exact",
+                    [getattr(r, at) for r in evaluated],
+                    [r.held_out_loss for r in evaluated if r.held_out_loss is not None],
+                    points=True,
+                ),
+            ],
+        )
+        for title, label, at in axes
+    ]
+    names = list(evaluated[-1].metrics) if evaluated else []
+    measured = Panel(
+        "what ranks say",
+        "steps",
+        "mean",
+        [Curve(name, [r.step for r in evaluated], [r.metrics[name] for r in evaluated], points=True) for name in names],
+    )
+    figure = Figure(
+        "learning", "Evaluations while it trained may be of a part of what is held out.", [*panels, measured]
+    )
+    return Section("Learning curves", [figure])
+
+
+def _error(model: Model, records: Sequence[Record]) -> Section:
+    probed = [record for record in records if record.rmse_log_z is not None]
+    sampler = type(model.head.sampler).__name__
+    if not probed:
+        return Section("Error of the approximation", [f"None was measured; the sampler is {sampler}."])
+    text = (
+        f"How far log Z̃ of a step is from the exact log Z on examples of its batch, root mean square; by {sampler}. "
+        "The error has heavy tails: single probes stand out."
+    )
+    curve = Curve("error of log Z̃", [r.step for r in probed], [r.rmse_log_z or 0.0 for r in probed], points=True)
+    figure = Figure("error", text, [Panel("error of log Z̃ (rms)", "steps", "nats", [curve])])
+    return Section("Error of the approximation", [figure])
+
+
+def _frequency(measured: Measured) -> Section:
+    names = list(measured.metrics)
+    rows = [
+        [band.name, f"{band.examples:,.0f}", f"{band.loss:.3f}", *(f"{band.metrics[name]:.4f}" for name in names)]
+        for band in measured.bands
+    ]
+    table = Table(
+        ["times in training", "held-out examples", "loss", *names], rows, "By how often the class was trained on."
+    )
+    middle = [max(0.5, (band.low * band.high) ** 0.5) for band in measured.bands]
+    panels = [
+        Panel(
+            "accuracy by class frequency",
+            "times in training",
+            "mean",
+            [Curve(name, middle, [band.metrics[name] for band in measured.bands], points=True) for name in names],
+            log_x=True,
+        ),
+        Panel(
+            "loss by class frequency",
+            "times in training",
+            "nats",
+            [Curve("held out, exact", middle, [band.loss for band in measured.bands], points=True)],
+            log_x=True,
+        ),
+    ]
+    figure = Figure("frequency", "Rare classes are harder; a class that was never trained on stands at a half.", panels)
+    return Section("Rare and frequent classes", [figure, table])
+
+
+def _time(history: History) -> Section:
+    whole = sum(history.spent.values()) or 1.0
+    rows = [
+        [_SPENT.get(name, name), f"{seconds:,.1f}", f"{seconds / whole:.0%}"]
+        for name, seconds in sorted(history.spent.items(), key=lambda pair: -pair[1])
+    ]
+    note = "A GPU works while the program goes on: what waits for it is told to have taken its time."
+    return Section("Where the time went", [Table(["on", "seconds", "share"], rows, note)])

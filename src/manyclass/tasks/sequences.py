@@ -1,0 +1,90 @@
+"""The next item of a user."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from manyclass.data import LastBatches, SequenceBatches, Sequences, read_sequences
+from manyclass.tasks.model import Body, Model, Plan
+from manyclass.tasks.settings import Settings
+from manyclass.tasks.task import Questions, Source, Task, Watch
+from manyclass.tasks.text import recurrent
+
+_AT_ONCE = 512
+
+
+class Last:
+    """Batches of what users did before their last items, which are the targets."""
+
+    def __init__(self, batches: LastBatches, limit: int | None = None) -> None:
+        self._batches = batches
+        self._number = len(batches) if limit is None else max(1, min(len(batches), limit // _AT_ONCE))
+
+    def __len__(self) -> int:
+        return self._number
+
+    def __iter__(self) -> Iterator[tuple[dict[str, Any], Tensor]]:
+        for _, (ids, lengths, target, _) in zip(range(self._number), self._batches, strict=False):
+            yield {"ids": ids, "last": lengths - 1}, target
+
+
+class SequencesKind:
+    """Interactions, `user item` a line in the order of time; the last item of each user is to test on."""
+
+    defaults = Settings(
+        epochs=30,
+        batch_size=256,
+        optimizer="adagrad",
+        rate=0.1,
+        network_rate=0.001,
+        clip=1.0,
+        decay=True,
+        dim=256,
+        layers=1,
+        dropout=0.5,
+        length=50,
+        tied=True,
+    )
+    metrics = ("HR@10", "NDCG@10")
+    best_by = "NDCG@10"
+
+    def read(self, source: Source, settings: Settings, folder: Path, watch: Watch | None = None) -> Task:
+        sequences = read_sequences(source.data)
+        length = settings.length or 1
+        valid = sequences.last_batches("valid", _AT_ONCE, length=length)
+        return Task(
+            Plan("sequences", sequences.item_names, sequences.counts().double(), {}, settings),
+            SequenceBatches(sequences, settings.batch_size or 1, length=length, seed=settings.seed),
+            lambda limit: Last(valid, limit),
+            (
+                f"{source.data.name}: {len(sequences.items):,} interactions of {sequences.num_users:,} users with "
+                f"{sequences.num_items:,} items",
+                f"held out: the last item but one of {len(valid.users):,} users; the last is left for `evaluate`",
+            ),
+        )
+
+    def build(self, plan: Plan) -> Body:
+        return recurrent(plan)
+
+    def evaluation(self, model: Model, source: Source) -> tuple[Iterable[object], Sequence[str]]:
+        sequences = self._of(model, source)
+        last = sequences.last_batches("test", _AT_ONCE, length=model.plan.settings.length or 1)
+        about = f"{source.data.name}: the last item of {len(last.users):,} users, ranked among all {len(model.names):,}"
+        return Last(last), (about, *_unknown(sequences))
+
+    def questions(self, model: Model, source: Source, *, size: int) -> Iterator[Questions]:
+        sequences = self._of(model, source)
+        after = sequences.last_batches("next", size, length=model.plan.settings.length or 1)
+        users = iter(after.users.tolist())
+        for ids, lengths, _, seen in after:
+            shown = [sequences.user_names[user] for user, _ in zip(users, range(len(ids)), strict=False)]
+            yield Questions(shown, {"ids": ids, "last": lengths - 1}, seen)
+
+    def _of(self, model: Model, source: Source) -> Sequences:
+        return read_sequences(source.data, item_names=model.names)
+
+
+def _unknown(sequences: Sequences) -> list[str]:
+    return [f"{sequences.unknown:,} lines of items that the model does not know"] if sequences.unknown else []

@@ -1,0 +1,128 @@
+"""What every kind of data gives a training, an evaluation and a prediction."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from manyclass.errors import UserError
+from manyclass.tasks.model import Body, Model, Plan
+from manyclass.tasks.settings import Settings
+
+Watch = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where examples are, and how to read them. What is for another kind of data must be None.
+
+    Args:
+        data: a file, or of text and triples a folder with train, valid and test.
+        held_out: a file to evaluate on. None: that of the folder, or a part of the data.
+        format: of features: svmlight, csv, tsv, parquet, npz or npy. None: what the file's ending says.
+        label: of tables: the column of labels.
+        labels: of .npy: the file of labels.
+        split, min_count: of text: what a token is, and how often one must occur to be a class.
+    """
+
+    data: Path
+    held_out: Path | None = None
+    format: str | None = None
+    label: str | None = None
+    labels: Path | None = None
+    split: str | None = None
+    min_count: int | None = None
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a training needs.
+
+    Args:
+        plan: of the model.
+        train: batches to train on.
+        held_out: batches to evaluate on, of at most so many examples; None: of all.
+        about: what was read, in a few words each.
+        penalty: added to the loss of a batch: of the model, its inputs and targets; None: nothing.
+    """
+
+    plan: Plan
+    train: Any
+    held_out: Callable[[int | None], Iterable[object]]
+    about: Sequence[str]
+    penalty: Callable[[Model, Any, Tensor], Tensor] | None = None
+
+
+@dataclass(frozen=True)
+class Questions:
+    """Some examples to predict.
+
+    Args:
+        shown: what each is, in a word or a few.
+        inputs: of the encoder.
+        exclude: ids [B, E], -1 pads: classes that are no answer; None: all are.
+    """
+
+    shown: Sequence[str]
+    inputs: Any
+    exclude: Tensor | None = None
+
+
+# The fields of a source that each kind of data has.
+_OWN = {
+    "features": ("format", "label", "labels"),
+    "text": ("split", "min_count"),
+    "sequences": (),
+    "triples": (),
+}
+
+
+def check_source(kind: str, source: Source) -> None:
+    """Raise where a source has something that is for another kind of data.
+
+    Raises:
+        UserError: it has.
+    """
+    for name in ("format", "label", "labels", "split", "min_count"):
+        value = getattr(source, name)
+        if value is not None and name not in _OWN[kind]:
+            raise UserError(f"`--{name.replace('_', '-')}` must be left out for {kind}, got {value}")
+    if kind == "sequences" and source.held_out is not None:
+        raise UserError(f"`--held-out` must be left out for sequences, whose last items are, got {source.held_out}")
+
+
+class Kind(Protocol):
+    """A kind of data.
+
+    Attributes:
+        defaults: of its trainings.
+        metrics: what is measured beside the likelihood.
+        best_by: the metric by which the best model is chosen; "loss": by likelihood.
+    """
+
+    @property
+    def defaults(self) -> Settings: ...
+
+    @property
+    def metrics(self) -> Sequence[str]: ...
+
+    @property
+    def best_by(self) -> str: ...
+
+    def read(self, source: Source, settings: Settings, folder: Path, watch: Watch | None = None) -> Task:
+        """Read what there is to train on; files that are kept meanwhile go into the folder."""
+        ...
+
+    def build(self, plan: Plan) -> Body:
+        """What comes before the head, with first parameters."""
+        ...
+
+    def evaluation(self, model: Model, source: Source) -> tuple[Iterable[object], Sequence[str]]:
+        """Batches to evaluate a model on, and what they are."""
+        ...
+
+    def questions(self, model: Model, source: Source, *, size: int) -> Iterator[Questions]:
+        """What a model is asked, so many at a time, as it is read."""
+        ...

@@ -1,0 +1,172 @@
+"""The tail of a triple, and its head."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from manyclass.data import KnownTails, Names, Triples, read_triples
+from manyclass.data.files import lines, shown
+from manyclass.encoders import ComplEx
+from manyclass.errors import UserError
+from manyclass.tasks.model import Body, Model, Plan
+from manyclass.tasks.settings import Settings
+from manyclass.tasks.task import Questions, Source, Task, Watch
+
+_AT_ONCE = 1024
+_ASKED = "?"
+
+
+class TripleBatches:
+    """Batches of heads and relations [B, 2] and their tails, shuffled.
+
+    Args:
+        triples: [N, 3].
+        size: B.
+        seed: of the orders. None: as they are.
+        known: the true tails that are no negatives of each other; None: all are.
+    """
+
+    def __init__(self, triples: Tensor, size: int, *, seed: int | None = None, known: KnownTails | None = None) -> None:
+        self._triples, self._size, self._seed, self._known = triples, size, seed, known
+        self._epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self._epoch = epoch
+
+    def __len__(self) -> int:
+        return -(-len(self._triples) // self._size)
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor, dict[str, Tensor]]]:
+        order = torch.arange(len(self._triples))
+        if self._seed is not None:
+            generator = torch.Generator().manual_seed(1_000_003 * self._seed + self._epoch)
+            order = torch.randperm(len(self._triples), generator=generator)
+        for part in order.split(self._size):
+            triples = self._triples[part]
+            extras = {} if self._known is None else {"exclude": self._known.others(triples)}
+            yield triples[:, :2], triples[:, 2].contiguous(), extras
+
+
+class TriplesKind:
+    """Knowledge-graph triples, `head TAB relation TAB tail` a line; relations have reciprocals, which ask for heads."""
+
+    defaults = Settings(
+        epochs=30, batch_size=1000, optimizer="adagrad", rate=0.1, decay=False, dim=200, regulariser=0.05
+    )
+    metrics = ("MRR", "hits@1", "hits@3", "hits@10")
+    best_by = "MRR"
+
+    def read(self, source: Source, settings: Settings, folder: Path, watch: Watch | None = None) -> Task:
+        triples = read_triples(source.data, valid=source.held_out)
+        if not len(triples.valid):
+            # A file alone: one triple in twenty is held out.
+            chosen = torch.randperm(len(triples.train), generator=torch.Generator().manual_seed(settings.seed))
+            cut = max(1, len(chosen) // 20)
+            triples = _parts(triples, chosen[cut:], chosen[:cut])
+        train = triples.both_ways(triples.train)
+        counts = torch.bincount(train[:, 2], minlength=triples.num_entities).double()
+        plan = Plan("triples", Names(triples.entities), counts, {"relations": list(triples.relations)}, settings)
+        valid = triples.both_ways(triples.valid)
+        known = triples.known("train", "valid", *(["test"] if len(triples.test) else []))
+        weight = settings.regulariser or 0.0
+
+        def penalty(model: Model, pairs: Tensor, tails: Tensor) -> Tensor:
+            encoder = model.encoder
+            assert isinstance(encoder, ComplEx)
+            return weight * encoder.cubes(pairs, tails)
+
+        return Task(
+            plan,
+            TripleBatches(train, settings.batch_size or 1, seed=settings.seed),
+            lambda limit: TripleBatches(valid[_some(len(valid), limit)], _AT_ONCE, known=known),
+            (
+                f"{source.data.name}: {len(triples.train):,} triples to train on, {len(triples.valid):,} held out, "
+                f"each both ways; {triples.num_entities:,} entities, {triples.num_relations:,} relations",
+                "ranks are filtered: other true tails do not count",
+            ),
+            penalty if weight else None,
+        )
+
+    def build(self, plan: Plan) -> Body:
+        dim = plan.settings.dim or 2
+        if dim % 2:
+            raise UserError(f"`dim` must be even for triples, whose vectors are of complex numbers, got {dim}")
+        entities = nn.Embedding(len(plan.names), dim, sparse=True)
+        return Body(ComplEx(entities, 2 * len(plan.config["relations"])), dim, entities, bias=False)
+
+    def evaluation(self, model: Model, source: Source) -> tuple[Iterable[object], Sequence[str]]:
+        triples = read_triples(source.data, test=source.held_out)
+        asked, split = next(
+            ((part, name) for name in ("test", "valid", "train") if len(part := getattr(triples, name))),
+        )
+        known = [part for part in (triples.train, triples.valid, triples.test) if len(part)]
+        relations = Names(model.plan.config["relations"])
+        ids, unknown = _translated(asked, triples, model.names, relations)
+        every, _ = _translated(torch.cat(known), triples, model.names, relations)
+        if not len(ids):
+            raise UserError(
+                f"`data` must hold triples that the model knows, got {len(asked):,} of others in {source.data}"
+            )
+        about = f"{source.data.name}: {len(ids):,} {split} triples, each both ways, ranks filtered"
+        if unknown:
+            about += f"; {unknown:,} of entities or relations that the model does not know are left out"
+        tails = KnownTails.of(_both_ways(every, len(relations)), num_relations=2 * len(relations))
+        return TripleBatches(_both_ways(ids, len(relations)), _AT_ONCE, known=tails), (about,)
+
+    def questions(self, model: Model, source: Source, *, size: int) -> Iterator[Questions]:
+        relations = Names(model.plan.config["relations"])
+        held: list[tuple[str, int, int]] = []
+        for number, line in enumerate(lines(source.data), 1):
+            held.append((line, *_asked(line, number, source.data, model.names, relations)))
+            if len(held) == size:
+                yield _batch(held)
+                held = []
+        if held:
+            yield _batch(held)
+
+
+def _asked(line: str, number: int, path: Path, entities: Names, relations: Names) -> tuple[int, int]:
+    """The entity and the relation that a line asks for: `head TAB relation`, or `? TAB relation TAB tail`."""
+    fields = line.split("\t")
+    if len(fields) not in (2, 3) or (len(fields) == 3 and (fields[0] == _ASKED) == (fields[2] == _ASKED)):
+        raise UserError(
+            f"`data` must hold head TAB relation, or a ? in the place of the head or tail of a triple, in each line, "
+            f"got {shown(line)} in line {number} of {path}"
+        )
+    backwards = len(fields) == 3 and fields[0] == _ASKED
+    entity, relation = entities.ids(fields[2] if backwards else fields[0]), relations.ids(fields[1])
+    if entity is None or relation is None:
+        raise UserError(
+            f"`data` must hold entities and relations that the model knows, "
+            f"got {shown(line)} in line {number} of {path}"
+        )
+    return entity, relation + (len(relations) if backwards else 0)
+
+
+def _batch(held: Sequence[tuple[str, int, int]]) -> Questions:
+    return Questions([line for line, _, _ in held], torch.tensor([[entity, relation] for _, entity, relation in held]))
+
+
+def _parts(triples: Triples, train: Tensor, valid: Tensor) -> Triples:
+    return Triples(triples.train[train], triples.train[valid], triples.test, triples.entities, triples.relations)
+
+
+def _both_ways(triples: Tensor, num_relations: int) -> Tensor:
+    head, relation, tail = triples.unbind(1)
+    return torch.cat([triples, torch.stack([tail, relation + num_relations, head], 1)])
+
+
+def _translated(triples: Tensor, read: Triples, entities: Names, relations: Names) -> tuple[Tensor, int]:
+    """Triples with a model's ids, and how many it does not know."""
+    entity = torch.from_numpy(entities.find(read.entities))
+    relation = torch.from_numpy(relations.find(read.relations))
+    ids = torch.stack([entity[triples[:, 0]], relation[triples[:, 1]], entity[triples[:, 2]]], 1)
+    known = (ids >= 0).all(1)
+    return ids[known], int((~known).sum())
+
+
+def _some(number: int, limit: int | None) -> Tensor:
+    """Which of so many, from everywhere."""
+    return torch.arange(0, number, 1 if limit is None else max(1, -(-number // limit)))

@@ -1,0 +1,241 @@
+"""What cannot be read is refused in a line that says why, and nothing of it is run."""
+
+import contextlib
+import hashlib
+import io
+import json
+import os
+import pickle
+import random
+import resource
+import time
+from pathlib import Path
+
+import pytest
+import safetensors
+import safetensors.torch
+import torch
+
+from manyclass import storage
+from manyclass.errors import UserError
+from manyclass.storage import file
+from tests.storage.trees import CONTENT, round_trip, same, saved
+
+
+def refused(path, *, kind="thing"):
+    with pytest.raises(UserError) as caught:
+        storage.load(path, kind=kind)
+    message = str(caught.value)
+    assert message.startswith(f"cannot read {path}: ")
+    assert "\n" not in message
+    with pytest.raises(UserError):
+        storage.check(path, kind=kind)
+    return message
+
+
+def test_a_file_that_is_not_there(tmp_path):
+    assert "no such file" in refused(tmp_path / "it.safetensors")
+    assert "no file" in refused(tmp_path)
+    os.mkfifo(tmp_path / "pipe")
+    assert "no file" in refused(tmp_path / "pipe")
+
+
+def test_files_of_others_are_refused_and_never_unpickled(tmp_path):
+    class Bomb:
+        def __reduce__(self):
+            return os.mkdir, (str(tmp_path / "exploded"),)
+
+    path = tmp_path / "it.safetensors"
+    zipped = io.BytesIO()
+    torch.save({"a": Bomb()}, zipped)
+    legacy = io.BytesIO()
+    torch.save({"a": Bomb()}, legacy, _use_new_zipfile_serialization=False)
+    for data, message in [
+        (b"", "it is empty"),
+        (b"abc", "cut off"),
+        (pickle.dumps(Bomb()), "no safetensors file but a pickle: loading one could run code"),
+        (pickle.dumps(Bomb(), protocol=0), "no safetensors file"),
+        (zipped.getvalue(), "a zip, as torch.save writes it: loading one could run code"),
+        (legacy.getvalue(), "no safetensors file but a pickle"),
+        (b"label,text\n1,hello\n" * 100, "no safetensors file"),
+        (safetensors.torch.save({"a": torch.ones(3)}), "a safetensors file, but not one of manyclass"),
+        (safetensors.torch.save({"a": torch.ones(3)}, {"kind": "thing"}), "not one of manyclass"),
+    ]:
+        path.write_bytes(data)
+        assert message in refused(path)
+    assert not (tmp_path / "exploded").exists()
+
+
+def test_a_pickle_within_a_sound_file_stays_bytes(tmp_path):
+    attack = pickle.dumps(print)
+    found = round_trip(
+        tmp_path, {"text": repr(attack), "bytes": torch.frombuffer(bytearray(attack), dtype=torch.uint8)}
+    )
+    assert found["bytes"].numpy().tobytes() == attack
+
+
+def test_another_kind_is_refused(tmp_path):
+    assert "it is of the kind 'model', not 'thing'" in refused(saved(tmp_path, kind="model"))
+
+
+def test_a_newer_format_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(file, "_FORMAT", 3)
+    path = saved(tmp_path)
+    assert storage.load(path, kind="thing")
+    monkeypatch.setattr(file, "_FORMAT", 1)
+    expected = "it was written by a newer version, format 3; this one reads up to 1: upgrade manyclass"
+    assert refused(path).endswith(expected)
+
+
+def written(path, header, data=b""):
+    """A file with that header, whatever it says, and a digest that is right."""
+    metadata = {"digest": "0" * 64, "manyclass_format": "1", "kind": "thing"}
+    text = json.dumps({"__metadata__": metadata, **header}, separators=(",", ":")).encode()
+    whole = len(text).to_bytes(8, "little") + text + data
+    path.write_bytes(whole.replace(b"0" * 64, hashlib.sha256(whole).hexdigest().encode(), 1))
+    return path
+
+
+def tree(text, **others):
+    data = text if isinstance(text, bytes) else text.encode()
+    return {**others, "content.json": {"dtype": "U8", "shape": [len(data)], "data_offsets": [0, len(data)]}}, data
+
+
+def test_a_file_made_elsewhere_in_this_format_is_read(tmp_path):
+    assert storage.load(written(tmp_path / "x", *tree('{"dict":[["a",[1,{"tuple":[]}]]]}')), kind="thing") == {
+        "a": [1, ()]
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "its JSON cannot be read"),
+        ('{"dict":[', "its JSON cannot be read"),
+        (b'{"dict":["\xff"]}', "its JSON cannot be read"),
+        ("[" * 100_000, "nested too deeply"),
+        ('{"dict":[["a",' * 400 + "1" + "]]}" * 400, "nested too deeply"),
+        ("3", "does not begin with a dict"),
+        ("[]", "does not begin with a dict"),
+        ('{"dict":{}}', "unknown object"),
+        ('{"dict":[],"tuple":[]}', "unknown object"),
+        ('{"dict":[["a"]]}', "an item of a dict that is none"),
+        ('{"dict":[[true,1]]}', "an item of a dict that is none"),
+        ('{"dict":[["a",1],["a",2]]}', "an item of a dict that is none"),
+        ('{"dict":[["a",{"tensor":"gone"}]]}', "a tensor 'gone' that is not there"),
+        ('{"dict":[["a",{"tensor":3}]]}', "unknown object"),
+        ('{"dict":[["a",{"float":"3"}]]}', "unknown object"),
+        ('{"dict":[["a",{"int":"zz"}]]}', "invalid literal"),
+        ('{"dict":[["a",{"object":"os.system"}]]}', "unknown object"),
+        ('{"dict":[["a",' + "1" * 5000 + "]]}", "damaged"),
+    ],
+)
+def test_json_that_says_what_cannot_be_is_refused(tmp_path, text, message):
+    assert message in refused(written(tmp_path / "x", *tree(text)))
+
+
+ENTRY = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
+
+
+@pytest.mark.parametrize(
+    ("header", "message"),
+    [
+        ({}, "it has no JSON"),
+        ({"content.json": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}}, "it has no JSON"),
+        ({"a": {**ENTRY, "dtype": "F128"}}, "its tensor 'a' is not described as one"),
+        ({"a": {**ENTRY, "dtype": ["F32"]}}, "not described as one"),
+        ({"a": {**ENTRY, "shape": [-2]}}, "not described as one"),
+        ({"a": {**ENTRY, "shape": [True, 2]}}, "not described as one"),
+        ({"a": {**ENTRY, "shape": [2.0]}}, "not described as one"),
+        ({"a": {**ENTRY, "data_offsets": [0]}}, "not described as one"),
+        ({"a": {**ENTRY, "data_offsets": [0, 8, 8]}}, "not described as one"),
+        ({"a": "F32"}, "not described as one"),
+        ({"a": None}, "not described as one"),
+        ({"a": {**ENTRY, "data_offsets": [8, 16]}}, "does not lie where it should"),
+        ({"a": {**ENTRY, "shape": [1 << 60]}}, "does not lie where it should"),
+        ({"a": {"dtype": "U8", "shape": [1 << 50], "data_offsets": [0, 1 << 50]}}, "it is cut off"),
+        ({"a": {"dtype": "U8", "shape": [0, 1 << 62, 1 << 62], "data_offsets": [0, 0]}}, "damaged"),
+    ],
+)
+def test_a_header_that_says_what_cannot_be_is_refused_before_memory_is_taken(tmp_path, header, message):
+    assert message in refused(written(tmp_path / "x", header))
+
+
+@contextlib.contextmanager
+def memory_left(size):
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+def test_a_file_for_which_memory_does_not_suffice_is_refused(tmp_path):
+    size = 1 << 33
+    header, data = tree('{"dict":[]}')
+    header["content.json"]["data_offsets"] = [size, size + len(data)]
+    path = written(tmp_path / "x", {"a": {"dtype": "U8", "shape": [size], "data_offsets": [0, size]}, **header})
+    start = path.stat().st_size
+    with path.open("r+b") as opened:
+        opened.seek(start + size)
+        opened.write(data)
+    expected = "its tensor 'a' needs 8,589,934,592 bytes of memory, more than there are"
+    with memory_left(1 << 29), pytest.raises(UserError, match=expected):
+        storage.load(path, kind="thing")
+    assert storage.about(path, kind="thing") == {}
+
+
+@pytest.mark.parametrize("text", ["[]", "3", '{"__metadata__":3}', '{"__metadata__":{"a":1}}', "{", '{"a":' * 5000])
+def test_a_header_that_is_none_is_refused(tmp_path, text):
+    path = tmp_path / "x"
+    path.write_bytes(len(text).to_bytes(8, "little") + text.encode())
+    refused(path)
+
+
+def test_a_file_cut_off_anywhere_is_refused(tmp_path):
+    path = saved(tmp_path)
+    whole = path.read_bytes()
+    for length in range(len(whole)):
+        path.write_bytes(whole[:length])
+        assert "it is cut off" in refused(path) or length == 0
+    path.write_bytes(whole + b"\0")
+    assert "1 bytes follow its end" in refused(path)
+
+
+def test_a_flipped_bit_anywhere_is_refused(tmp_path):
+    path = saved(tmp_path)
+    whole = path.read_bytes()
+    bits = random.Random(0)
+    for position in range(len(whole)):
+        damaged = bytearray(whole)
+        damaged[position] ^= 1 << bits.randrange(8)
+        path.write_bytes(damaged)
+        refused(path)
+
+
+def test_noise_is_refused_or_read_right(tmp_path):
+    path = saved(tmp_path)
+    whole = path.read_bytes()
+    noise = random.Random(1)
+    for _ in range(300):
+        damaged = bytearray(whole)
+        for _ in range(noise.randrange(1, 5)):
+            begin = noise.randrange(len(damaged))
+            end = begin + noise.randrange(40)
+            damaged[begin:end] = noise.choice([b"", noise.randbytes(end - begin), damaged[begin:end] * 2, b"\0" * 8])
+        path.write_bytes(damaged)
+        if damaged == whole:
+            assert same(storage.load(path, kind="thing"), CONTENT)
+        else:
+            refused(path)
+
+
+def test_a_header_of_a_petabyte_costs_nothing(tmp_path):
+    path = tmp_path / "x"
+    path.write_bytes((1 << 50).to_bytes(8, "little") + b'{"a":1}')
+    begin = time.monotonic()
+    assert "no safetensors file" in refused(path)
+    assert time.monotonic() - begin < 1
+    assert Path(path).stat().st_size == 15

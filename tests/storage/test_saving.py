@@ -1,0 +1,204 @@
+"""A save that fails changes nothing; one that does not never leaves a moment without a file."""
+
+import contextlib
+import errno
+import os
+import resource
+import signal
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from manyclass import storage
+from manyclass.errors import UserError
+from manyclass.storage import _beside
+from tests.storage.trees import CONTENT, same, saved
+
+
+def assert_intact(folder, path):
+    assert [entry.name for entry in folder.iterdir()] == [path.name]
+    assert same(storage.load(path, kind="thing"), CONTENT)
+
+
+@contextlib.contextmanager
+def files_of_at_most(size):
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_where_files_cannot_grow_the_old_one_is_intact(tmp_path):
+    path = saved(tmp_path)
+    for content in ({"big": torch.ones(1 << 20)}, {"many": [torch.full((999,), i) for i in range(99)]}):
+        with files_of_at_most(100_000), pytest.raises(UserError, match=f"disk full while saving {path}: nothing was"):
+            storage.save(path, content, kind="thing")
+        assert_intact(tmp_path, path)
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 1 MiB."""
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", tmp_path], check=False).returncode:
+        pytest.skip("nothing can be mounted here")
+    yield tmp_path
+    subprocess.run(["umount", tmp_path], check=True)
+
+
+def test_on_a_full_disk_the_old_file_is_intact(small_disk):
+    path = saved(small_disk)
+    with pytest.raises(UserError, match=f"disk full while saving {path}: nothing was overwritten"):
+        storage.save(path, {"big": torch.ones(1 << 20)}, kind="thing")
+    assert_intact(small_disk, path)
+    storage.save(path, {"small": torch.ones(1 << 16)}, kind="thing")
+    assert list(storage.load(path, kind="thing")) == ["small"]
+
+
+@pytest.mark.parametrize("call", ["fsync", "replace"])
+def test_an_error_of_the_system_leaves_the_old_file(tmp_path, monkeypatch, call):
+    def fails(*args):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    path = saved(tmp_path)
+    with monkeypatch.context() as patched:
+        patched.setattr(_beside.os, call, fails)
+        with pytest.raises(UserError, match=f"cannot save {path}: Input/output error; nothing was overwritten"):
+            storage.save(path, {}, kind="thing")
+    assert_intact(tmp_path, path)
+
+
+def test_ctrl_c_leaves_the_old_file(tmp_path, monkeypatch):
+    def pressed(*args):
+        raise KeyboardInterrupt
+
+    path = saved(tmp_path)
+    with monkeypatch.context() as patched:
+        patched.setattr(_beside.os, "fsync", pressed)
+        with pytest.raises(KeyboardInterrupt):
+            storage.save(path, {}, kind="thing")
+    assert_intact(tmp_path, path)
+
+
+def test_a_folder_must_be_there_and_a_file_not_be_one(tmp_path):
+    with pytest.raises(UserError, match="there is no folder"):
+        storage.save(tmp_path / "gone" / "x", {}, kind="thing")
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(UserError, match=r"cannot save .*folder: Is a directory; nothing was overwritten"):
+        storage.save(tmp_path / "folder", {}, kind="thing")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["folder"]
+
+
+def test_what_killed_processes_left_is_removed_by_the_next_save(tmp_path):
+    command = f"""
+import torch, time
+from pathlib import Path
+from manyclass.storage import _beside
+with _beside.replacing(Path({str(tmp_path)!r}) / "it.safetensors") as file:
+    file.write(b"half")
+    print("ready", flush=True)
+    time.sleep(60)
+"""
+    with subprocess.Popen([sys.executable, "-c", command], stdout=subprocess.PIPE) as process:
+        process.stdout.readline()
+        path = saved(tmp_path)
+        # One that lives still writes.
+        assert len(list(tmp_path.iterdir())) == 2
+        process.send_signal(signal.SIGKILL)
+    others = [tmp_path / "it.safetensors.tmp-mine", tmp_path / "other.safetensors.tmp-1"]
+    for other in others:
+        other.touch()
+    saved(tmp_path)
+    assert sorted(tmp_path.iterdir()) == sorted([path, *others])
+
+
+def test_a_link_stays_one(tmp_path):
+    (tmp_path / "there").mkdir()
+    (tmp_path / "here").mkdir()
+    path = tmp_path / "here" / "it.safetensors"
+    path.symlink_to(tmp_path / "there" / "it.safetensors")
+    saved(tmp_path / "here")
+    assert path.is_symlink()
+    assert_intact(tmp_path / "there", tmp_path / "there" / "it.safetensors")
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_the_file_before_is_kept(tmp_path, monkeypatch, links):
+    def refuses(*args):
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+    if not links:
+        monkeypatch.setattr(_beside.os, "link", refuses)
+    path, keep = tmp_path / "newest", tmp_path / "previous"
+    for number in range(4):
+        storage.save(path, {"number": number}, kind="thing", keep=keep)
+        assert storage.load(path, kind="thing") == {"number": number}
+        assert not keep.exists() if number == 0 else storage.load(keep, kind="thing") == {"number": number - 1}
+    if links:
+        # As a process leaves it that is killed in between: both names are of one file.
+        keep.unlink()
+        keep.hardlink_to(path)
+        storage.save(path, {"number": 4}, kind="thing", keep=keep)
+        assert storage.load(keep, kind="thing") == {"number": 3}
+    assert {entry.name for entry in tmp_path.iterdir()} == {"newest", "previous"}
+
+
+def test_at_every_moment_there_is_a_sound_file(tmp_path, monkeypatch):
+    path, keep = tmp_path / "newest", tmp_path / "previous"
+    for number in range(2):
+        storage.save(path, {"number": number}, kind="thing", keep=keep)
+    seen = []
+
+    def watched(call):
+        def wrapper(*args):
+            look()
+            call(*args)
+            look()
+
+        return wrapper
+
+    def look():
+        found = []
+        for each in (path, keep):
+            with contextlib.suppress(UserError):
+                found.append(storage.load(each, kind="thing")["number"])
+        seen.append(found)
+
+    for name in ("link", "replace", "fsync", "unlink"):
+        monkeypatch.setattr(_beside.os, name, watched(getattr(os, name)))
+    storage.save(path, {"number": 2}, kind="thing", keep=keep)
+    assert [found for before, found in zip([None, *seen], seen, strict=False) if found != before] == [
+        [1, 0],
+        [2, 0],
+        [2, 1],
+    ]
+    # Even if the newest one is damaged when the next is saved.
+    path.write_bytes(b"damaged")
+    seen.clear()
+    storage.save(path, {"number": 3}, kind="thing", keep=keep)
+    assert all(seen)
+    assert storage.load(path, kind="thing") == {"number": 3}
+
+
+def test_a_tensor_is_not_copied_to_be_saved(tmp_path):
+    command = f"""
+import resource, torch
+from pathlib import Path
+from manyclass import storage
+path = Path({str(tmp_path)!r}) / "big"
+storage.save(path, {{"small": torch.ones(3)}}, kind="thing")
+table = torch.ones(1 << 24)
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+before = peak()
+storage.save(path, {{"table": table}}, kind="thing")
+assert peak() - before < table.nbytes / 4, peak() - before
+loaded = storage.load(path, kind="thing")
+assert peak() - before < table.nbytes * 5 / 4, peak() - before
+assert torch.equal(loaded["table"], table)
+"""
+    done = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
