@@ -25,7 +25,7 @@ check: $(READY)
 	$(PYTHON) -m pytest --numprocesses 2
 
 demo: $(READY)
-	$(PYTHON) examples/next_token.py
+	THP_MEM_ALLOC_ENABLE=1 $(VENV)/bin/manyclass demo --out demo-report
 
 paper: $(READY)
 	$(VENV)/bin/manyclass paper --out paper-report

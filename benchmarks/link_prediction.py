@@ -32,6 +32,7 @@ from torch import Tensor, nn
 
 from manyclass import ClassCounts, ClassHead
 from manyclass.data.triples import KnownTails, read_triples
+from manyclass.encoders import ComplEx
 from manyclass.optim import RowAdagrad
 from manyclass.samplers import Bernoulli, Clustered, Importance, Learned, Sampler, Systematic
 
@@ -51,7 +52,6 @@ SAMPLERS: dict[str, Callable[[ClassCounts, int], Sampler]] = {
     "clustered": Clustered,
 }
 RATES = (0.05, 0.1, 0.2)
-START = 1e-3  # the spread of first parameters; products of three near 0 leave the softmax uniform
 CHUNK = 1000  # triples ranked at once
 
 Row = dict[str, object]
@@ -116,8 +116,8 @@ def read(folder: Path, device: str, triples: int) -> Graph:
     )
 
 
-class ComplEx(nn.Module):
-    """s(t) = Re Σ h r t̄ as an inner product: rows are 2·rank reals, the real parts and then the imaginary ones.
+class Model(nn.Module):
+    """A ComplEx, and the head that scores its tails.
 
     Args:
         graph: how many entities and relations there are.
@@ -129,35 +129,21 @@ class ComplEx(nn.Module):
     def __init__(self, graph: Graph, rank: int, sampler: Sampler | None, *, sparse: bool = False) -> None:
         super().__init__()
         self.entities = nn.Embedding(graph.num_entities, 2 * rank, sparse=sparse)
-        self.relations = nn.Embedding(graph.num_relations, 2 * rank, sparse=sparse)
-        for table in (self.entities, self.relations):
-            nn.init.normal_(table.weight, std=START)
+        self.encoder = ComplEx(self.entities, graph.num_relations)
         self.head = None if sampler is None else ClassHead.tied(self.entities, sampler=sampler, bias=False)
 
     def loss(self, triples: Tensor, exclude: Tensor | None, reg: float) -> Tensor:
         """The loss of triples [B, 3] with the tails `exclude` [B, E] taken out, and the regulariser's reg · Σ |·|³."""
-        ends, relation = self.entities(triples[:, ::2]), self.relations(triples[:, 1])
-        query, target = product(ends[:, 0], relation), triples[:, 2].contiguous()
+        query, target = self.query(triples), triples[:, 2].contiguous()
         if self.head is None:
             loss = F.cross_entropy(without(query @ self.entities.weight.T, target, exclude), target)
         else:
             loss = self.head(query, target, exclude=exclude)
-        return loss + reg * (cubes(ends) + cubes(relation)) / len(triples)
+        return loss + reg * self.encoder.cubes(triples[:, :2], target)
 
     def query(self, triples: Tensor) -> Tensor:
-        return product(self.entities(triples[:, 0]), self.relations(triples[:, 1]))
-
-
-def product(head: Tensor, relation: Tensor) -> Tensor:
-    """Complex products [B, 2·rank], such that the inner product with a tail's row is the real part of h r t̄."""
-    (a, b), (c, d) = head.chunk(2, 1), relation.chunk(2, 1)
-    return torch.cat([a * c - b * d, a * d + b * c], 1)
-
-
-def cubes(rows: Tensor) -> Tensor:
-    """Σ |z|³ over the complex numbers of rows [..., 2·rank]."""
-    real, imaginary = rows.chunk(2, -1)
-    return (real.square() + imaginary.square()).pow(1.5).sum()
+        found: Tensor = self.encoder(triples[:, :2])
+        return found
 
 
 def without(scores: Tensor, target: Tensor, exclude: Tensor | None) -> Tensor:
@@ -185,7 +171,7 @@ def batches(graph: Graph, setting: Setting, generator: torch.Generator) -> Itera
         yield part, graph.known_to_training.others(part, width=width)
 
 
-def train(graph: Graph, setting: Setting) -> tuple[ComplEx, float]:
+def train(graph: Graph, setting: Setting) -> tuple[Model, float]:
     """A trained model, and the seconds that took."""
     device = graph.train.device
     torch.manual_seed(setting.seed)
@@ -195,7 +181,7 @@ def train(graph: Graph, setting: Setting) -> tuple[ComplEx, float]:
         sampler = SAMPLERS[setting.method](counts, setting.k)
         # At this size a GPU goes through the whole table in the time of a few launches.
         sparse = device.type == "cpu"
-    model = ComplEx(graph, setting.rank, sampler, sparse=sparse).to(device)
+    model = Model(graph, setting.rank, sampler, sparse=sparse).to(device)
     optimizer = RowAdagrad(model.parameters(), setting.rate)
     generator = torch.Generator(device).manual_seed(setting.seed)
     wait(device)
@@ -215,7 +201,7 @@ def wait(device: torch.device) -> None:
 
 
 @torch.no_grad()
-def ranks(model: ComplEx, triples: Tensor, known: KnownTails) -> Tensor:
+def ranks(model: Model, triples: Tensor, known: KnownTails) -> Tensor:
     """The filtered rank [N] of each triple's tail, from 1; that of ties is their mean."""
     found = []
     for part in triples.split(CHUNK):
@@ -234,7 +220,7 @@ def metrics(split: str, rank: Tensor) -> Row:
 
 
 @torch.no_grad()
-def rows_per_step(model: ComplEx, triples: Tensor) -> int:
+def rows_per_step(model: Model, triples: Tensor) -> int:
     """How many entities one step scores: targets, and the classes that one draw found."""
     if model.head is None:
         return model.entities.num_embeddings

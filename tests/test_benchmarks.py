@@ -178,34 +178,15 @@ def test_exact_links_are_those_of_a_sampler_that_takes_every_class(others):
     exclude = graph.known.others(graph.train) if others == "excluded" else None
     for sampler in (None, Exhaustive(30)):
         torch.manual_seed(0)
-        model = link_prediction.ComplEx(graph, 4, sampler).double()
+        model = link_prediction.Model(graph, 4, sampler).double()
         model.loss(graph.train, exclude, 0.1).backward()
-        gradients.append(torch.cat([model.entities.weight.grad, model.relations.weight.grad]))
+        gradients.append(torch.cat([model.entities.weight.grad, model.encoder.relations.weight.grad]))
     torch.testing.assert_close(*gradients)
-
-
-def test_the_score_of_a_link_is_the_real_part_of_a_product_of_three():
-    graph = small_graph()
-    model = link_prediction.ComplEx(graph, 4, None)
-    h, r, t = (
-        torch.complex(*rows.chunk(2, 1))
-        for rows in (
-            model.entities(graph.train[:, 0]),
-            model.relations(graph.train[:, 1]),
-            model.entities(graph.train[:, 2]),
-        )
-    )
-    scores = (model.query(graph.train) * model.entities(graph.train[:, 2])).sum(1)
-    torch.testing.assert_close(scores, (h * r * t.conj()).sum(1).real)
-    torch.testing.assert_close(
-        link_prediction.cubes(model.entities.weight[:1]),
-        torch.complex(*model.entities.weight[:1].chunk(2, 1)).abs().pow(3).sum(),
-    )
 
 
 def test_ranks_are_filtered_and_ties_are_their_mean():
     graph = small_graph()
-    model = link_prediction.ComplEx(graph, 4, None)
+    model = link_prediction.Model(graph, 4, None)
     expected = []
     scores = model.query(graph.test) @ model.entities.weight.T
     for row, (head, relation, tail) in zip(scores, graph.test.tolist(), strict=True):
@@ -220,7 +201,7 @@ def test_ranks_are_filtered_and_ties_are_their_mean():
 
 def test_a_model_of_nans_has_the_worst_ranks():
     graph = small_graph()
-    model = link_prediction.ComplEx(graph, 4, None)
+    model = link_prediction.Model(graph, 4, None)
     with torch.no_grad():
         model.entities.weight.fill_(torch.nan)
     assert (link_prediction.ranks(model, graph.test, graph.known) > 30).all()

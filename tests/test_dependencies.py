@@ -14,7 +14,7 @@ MAY_KNOW = {
     "native": set(),
     "candidates": set(),
     "counts": {"_check"},
-    "samplers": {"_check", "_derived", "native", "candidates", "counts"},
+    "samplers": {"_check", "_derived", "native", "candidates", "counts", "storage"},
     "objectives": {"_check", "candidates"},
     "kernels": {"native", "candidates"},
     "heads": {"_check", "_derived", "candidates", "counts", "samplers", "objectives", "kernels"},

@@ -13,6 +13,10 @@ from torch import Tensor
 _values: bool | None = None
 
 
+class DivergedError(ValueError):
+    """A loss that is not finite: nothing can be learnt from it, nor from those that would follow."""
+
+
 def check_values(enabled: bool | None) -> None:
     """Say whether the values of arguments are checked: range of ids, NaN in losses.
 
@@ -148,5 +152,5 @@ def finite_loss(loss: Tensor, **sources: Tensor | None) -> None:
     for name, source in sources.items():
         if source is not None and (bad := source.isnan()).any():
             position = _where(_first(bad))
-            raise ValueError(f"The loss of example {example} is NaN: `{name}` must hold no NaN, got one{position}")
-    raise ValueError(f"The loss of example {example} is NaN, though no argument holds one: infinite scores?")
+            raise DivergedError(f"The loss of example {example} is NaN: `{name}` must hold no NaN, got one{position}")
+    raise DivergedError(f"The loss of example {example} is NaN, though no argument holds one: infinite scores?")

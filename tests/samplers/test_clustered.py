@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from manyclass import ClassCounts, ClassHead, diagnose
-from manyclass.samplers import Clustered, Importance
+from manyclass.samplers import Clustered, Importance, _clusters
 from manyclass.samplers._clusters import Clusters
 
 C, D = 40, 6
@@ -158,3 +158,20 @@ def test_shares_of_a_cluster_sum_to_one_and_every_position_has_its_class():
 def test_bad_arguments_are_named(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_of_many_centroids_one_about_as_near_is_found(monkeypatch):
+    generator = torch.Generator().manual_seed(0)
+    means = torch.randn(60, 8, generator=generator)
+    rows = means.repeat(50, 1) + 0.3 * torch.randn(3000, 8, generator=generator)
+    centroids = _clusters.learn_centroids(rows, 300)
+    exact = _clusters.nearest(rows, centroids)
+    monkeypatch.setattr(_clusters, "_MANY", 100)
+    found = _clusters.nearest(rows, centroids)
+
+    def distance(label):
+        return (rows - centroids[label]).square().sum(1)
+
+    assert (found == exact).float().mean() > 0.9
+    assert (distance(found) >= distance(exact) - 1e-5).all()
+    assert distance(found).mean() < 1.1 * distance(exact).mean()

@@ -91,7 +91,7 @@ def timeless(state):
 def outcome(folder):
     """What a training has left: all that is to be the same."""
     newest = storage.load(folder / "newest.safetensors", kind="checkpoint")
-    return [timeless(newest["state"]), newest["best_loss"], storage.load(folder / "best.safetensors", kind="model")]
+    return [timeless(newest["state"]), newest["best_cost"], storage.load(folder / "best.safetensors", kind="model")]
 
 
 def killed_and_resumed(folder, *, kills, seed=0):

@@ -8,7 +8,7 @@ from manyclass.cli.options import check_device, path_argument, source_options
 from manyclass.cli.tables import print_measured
 
 
-@click.command()
+@click.command(short_help="Measure a model on a file it was not trained on.")
 @click.argument("model", type=path_argument())
 @click.argument("data", type=path_argument())
 @source_options(training=False)

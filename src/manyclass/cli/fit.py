@@ -4,12 +4,12 @@ import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import click
 
 from manyclass.by_name import OBJECTIVES, OPTIMIZERS, SAMPLERS
-from manyclass.cli.options import as_user_error, check_device, path_argument, source_options
+from manyclass.cli.options import SectionedCommand, as_user_error, check_device, path_argument, source_options
 from manyclass.cli.progress import reading
 from manyclass.cli.tables import print_measured
 from manyclass.errors import UserError
@@ -26,8 +26,15 @@ _SETTINGS = (
     click.option("--network-rate", type=float, help="That of all other parameters, which Adam trains."),
     click.option("--decay/--no-decay", default=None, help="Whether rates fall to 0 over the epochs."),
     click.option("--clip", type=float, help="The greatest length of a gradient."),
-    click.option("--sampler", type=click.Choice([*SAMPLERS]), help="Which classes a step scores."),
-    click.option("--objective", type=click.Choice([*OBJECTIVES]), help="What is maximised."),
+    click.option(
+        "--sampler", type=click.Choice([*SAMPLERS]), metavar="NAME", help=f"Which classes: {', '.join(SAMPLERS)}."
+    ),
+    click.option(
+        "--objective",
+        type=click.Choice([*OBJECTIVES]),
+        metavar="NAME",
+        help=f"What is maximised: {', '.join(OBJECTIVES)}.",
+    ),
     click.option("--k", help="Classes drawn a step, or auto: as many as --error takes."),
     click.option("--error", "rmse_log_z", type=float, help="Of log Z̃, with --k auto; default 0.1."),
     click.option("--dim", type=int, help="Of class vectors, but for features."),
@@ -48,7 +55,18 @@ def _settings(function: F) -> F:
     return function
 
 
-@click.command()
+class _Fit(SectionedCommand):
+    sections: ClassVar[dict[str, str]] = {
+        "out": "Where to",
+        "text": "What DATA is",
+        "epochs": "Training",
+        "sampler": "What a step scores",
+        "dim": "Model",
+        "seed": "Running it",
+    }
+
+
+@click.command(cls=_Fit, short_help="Train a model of a file, and keep it in a folder.")
 @click.argument("data", type=path_argument(), required=False)
 @click.option("--out", type=click.Path(path_type=Path), required=True, metavar="MODEL", help="Folder for all of it.")
 @source_options(training=True)
@@ -124,6 +142,10 @@ def fit(
         raise UserError("`--from-previous` must come with `--resume`")
     if data is None and not resumed:
         raise UserError("`DATA` must be given: the file to learn from")
+    reads = {"held-out": held_out, "format": format, "label": label, "labels": labels, "split": split}
+    for name, value in {**reads, "min-count": min_count}.items():
+        if data is None and value is not None:
+            raise UserError(f"`--{name}` must come with `DATA`, got {value} alone")
     kinds = [name for name, chosen in (("text", text), ("sequences", sequences), ("triples", triples)) if chosen]
     if len(kinds) > 1:
         raise UserError(f"`--{kinds[0]}` and `--{kinds[1]}` must not both be given")
@@ -148,6 +170,8 @@ def fit(
     try:
         how = tasks.Fit(
             evaluate_every=evaluate_every,
+            # Who says how long it may take wants to see something of it, however long an epoch is.
+            evaluate_seconds=settings.seconds / 10 if settings.seconds and not evaluate_every else None,
             evaluated=evaluated,
             probe_every=probe_every,
             checkpoint_every=checkpoint_every,
@@ -171,6 +195,8 @@ def fit(
             tasks.check_source(kind, source)
             done = tasks.fit(kind, source, settings, out, how=how, told=told)
     except KeyboardInterrupt:
+        if not (out / "fit.json").exists():
+            raise UserError("interrupted; nothing was trained yet: the same command begins anew") from None
         kept = "the newest checkpoint is kept" if (out / "newest.safetensors").exists() else "nothing was trained yet"
         raise UserError(f"interrupted; {kept}: {again}") from None
     if done.measured is None:

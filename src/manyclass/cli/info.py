@@ -12,7 +12,7 @@ from manyclass.cli.tables import console
 from manyclass.errors import UserError
 
 
-@click.command()
+@click.command(short_help="What a model is, and what is in its folder.")
 @click.argument("model", type=path_argument())
 def info(model: Path) -> None:
     """What a MODEL is: its data, classes and settings, and the checkpoints in its folder."""

@@ -16,7 +16,14 @@ from manyclass.cli.study import study
 from manyclass.errors import UserError
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+class _InOrder(click.Group):
+    """Lists commands in the order that a newcomer meets them."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)
+
+
+@click.group(cls=_InOrder, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(__version__, message="%(prog)s %(version)s")
 def app() -> None:
     """Probabilistic classifiers over very many classes: train, evaluate, predict, and see what sampling costs."""

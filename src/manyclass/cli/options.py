@@ -3,13 +3,32 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import click
 
 from manyclass.errors import UserError
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+
+class SectionedCommand(click.Command):
+    """A command of many options, whose help has them under headings: each heading with the first of its options."""
+
+    sections: ClassVar[dict[str, str]] = {}
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        heading, rows = "Options", list[tuple[str, str]]()
+        found: dict[str, list[tuple[str, str]]] = {heading: rows}
+        for parameter in self.get_params(ctx):
+            heading = self.sections.get(parameter.name or "", heading)
+            record = None if isinstance(parameter, click.Argument) else parameter.get_help_record(ctx)
+            if record is not None:
+                found.setdefault(heading, []).append(record)
+        for heading, rows in found.items():
+            if rows:
+                with formatter.section(heading):
+                    formatter.write_dl(rows)
 
 
 def path_argument() -> click.Path:

@@ -1,11 +1,12 @@
 """manyclass predict"""
 
+import io
 import json
 import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
 
@@ -15,7 +16,7 @@ from manyclass.cli.options import as_user_error, check_device, path_argument, so
 from manyclass.errors import UserError
 
 
-@click.command()
+@click.command(short_help="The most probable classes of each example of a file.")
 @click.argument("model", type=path_argument())
 @click.argument("data", type=path_argument())
 @source_options(training=False)
@@ -131,13 +132,14 @@ def _input(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def _output(path: Path | None) -> Iterator[TextIO]:
-    try:
-        with nullcontext(sys.stdout) if path is None else path.open("w", encoding="utf-8") as file:
-            yield file
-            file.flush()
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        if path is None:
-            raise
-        raise UserError(f"`--out` must be a file that can be written, got {path}: {error.strerror}") from None
+    if path is None:
+        yield sys.stdout
+        sys.stdout.flush()
+        return
+    from manyclass.storage import replacing
+
+    # As a whole or not at all: what was there stays if a question cannot be read.
+    with replacing(path) as raw:
+        file = io.TextIOWrapper(raw, encoding="utf-8")
+        yield file
+        file.detach()

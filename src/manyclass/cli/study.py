@@ -10,7 +10,7 @@ from manyclass.cli.progress import progress
 from manyclass.errors import UserError
 
 
-@click.command()
+@click.command(short_help="Compare sampling designs on a text.")
 @click.option(
     "--data",
     type=click.Path(path_type=Path),

@@ -91,6 +91,17 @@ class KnownTails:
         return begin, torch.where(self.pair[place] == key, self.start[place + 1] - begin, 0)
 
 
+def both_ways(triples: Tensor, num_relations: int) -> Tensor:
+    """Triples [2N, 3]: these [N, 3], then their reciprocals, in which relation r + R asks for the head.
+
+    Example:
+        >>> both_ways(torch.tensor([[5, 0, 7]]), 3).tolist()
+        [[5, 0, 7], [7, 3, 5]]
+    """
+    head, relation, tail = triples.unbind(1)
+    return torch.cat([triples, torch.stack([tail, relation + num_relations, head], 1)])
+
+
 @dataclass(frozen=True)
 class Triples:
     """Triples of ids to train on, to choose by and to test on; ids go from frequent to rare.
@@ -124,9 +135,8 @@ class Triples:
         return {name: i for i, name in enumerate(self.relations)}
 
     def both_ways(self, triples: Tensor) -> Tensor:
-        """Triples [2N, 3]: these, then their reciprocals, in which relation r + R asks for the head."""
-        head, relation, tail = triples.unbind(1)
-        return torch.cat([triples, torch.stack([tail, relation + self.num_relations, head], 1)])
+        """Triples [2N, 3], see the function of this name."""
+        return both_ways(triples, self.num_relations)
 
     def known(self, *splits: str) -> KnownTails:
         """The true tails that these splits know, both ways: "train" for training, all three to filter ranks."""

@@ -44,12 +44,12 @@ def _chunks(head: ChunkedHead, batch: int, exclude: Tensor | None) -> Iterator[t
 
         def masked(hidden: Tensor, start: int = start, score: Callable[[Tensor], Tensor] = score) -> Tensor:
             scores = wide(score(hidden))
-            return scores if exclude is None else _mask(scores, exclude - start)
+            return scores if exclude is None else mask_places(scores, exclude - start)
 
         yield start, masked
 
 
-def _mask(scores: Tensor, place: Tensor) -> Tensor:
+def mask_places(scores: Tensor, place: Tensor) -> Tensor:
     """Scores [B, n] with -inf at the places [B, E] that lie in [0, n)."""
     n = scores.shape[1]
     # What lies outside goes to a column of its own, which is cut off.
@@ -105,7 +105,7 @@ def _topk(head: ChunkedHead, hidden: Tensor, k: int, exclude: Tensor | None) -> 
         scores = score(hidden)
         parts.append(scores.logsumexp(1))
         if exclude is not None:
-            scores = _mask(scores, exclude - start)
+            scores = mask_places(scores, exclude - start)
         chunk, place = scores.topk(min(k, scores.shape[1]), dim=1)
         best = torch.cat([best.to(chunk.dtype), chunk], 1)
         ids = torch.cat([ids, place + start], 1)

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from manyclass import _check
 from manyclass.heads import ClassHead
-from manyclass.heads._exact import _mask as mask_places
+from manyclass.heads._exact import mask_places
 
 _ELEMENTS = 1 << 24  # scores held at once
 
@@ -38,10 +38,10 @@ def ranks(head: ClassHead, hidden: Tensor, target: Tensor, *, exclude: Tensor | 
     for rows, wanted, masked in zip(flat.split(size), own.split(size), places.split(size), strict=True):
         score = head.scores(rows, wanted)
         below, equal = torch.zeros_like(score, dtype=torch.float64), torch.zeros_like(score, dtype=torch.float64)
-        for start, chunk in head.score_chunks(max(1, _ELEMENTS // len(rows))):
+        for start, chunk in head.score_chunks(max(1, _ELEMENTS // max(1, len(rows)))):
             # By those below, of which there are none where scores are NaN. The target is below itself.
             scores = mask_places(chunk(rows).to(score.dtype), masked - start)
             below += (scores < score).sum(1, keepdim=True)
             equal += (scores == score).sum(1, keepdim=True)
         found.append((1 + head.num_classes - below - equal / 2).squeeze(1))
-    return (torch.cat(found) if found else own.double().squeeze(1)).reshape(target.shape)
+    return torch.cat(found).reshape(target.shape)

@@ -6,7 +6,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Generic, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+
+from manyclass import storage
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -66,12 +68,13 @@ class Renewal(nn.Module, Generic[M]):
         # A thread cannot be copied; what it gives can.
         return {**self.__dict__, "_begun": None, "_loaded": self._under_way()}
 
-    def get_extra_state(self) -> dict[str, Any]:
+    def get_extra_state(self) -> Tensor:
         """How many steps there were, from which follows when the next build begins; and what is under way."""
-        return {"steps": self.steps, "under way": self._under_way()}
+        return storage.to_tensor({"steps": self.steps, "under way": self._under_way()})
 
-    def set_extra_state(self, state: dict[str, Any]) -> None:
-        self.steps, self._begun, self._loaded = int(state["steps"]), None, state["under way"]
+    def set_extra_state(self, state: Tensor) -> None:
+        held = storage.from_tensor(state)
+        self.steps, self._begun, self._loaded = int(held["steps"]), None, held["under way"]
 
 
 def lag(every: int) -> int:

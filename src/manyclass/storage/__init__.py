@@ -1,9 +1,12 @@
 """Tensors and plain data in one safetensors file: written in one piece or not at all, and read without running code."""
 
+from manyclass.storage._beside import replacing as replacing
 from manyclass.storage.file import about as about
 from manyclass.storage.file import check as check
+from manyclass.storage.file import from_tensor as from_tensor
 from manyclass.storage.file import load as load
 from manyclass.storage.file import save as save
+from manyclass.storage.file import to_tensor as to_tensor
 from manyclass.storage.file import write_json as write_json
 from manyclass.storage.strings import pack_strings as pack_strings
 from manyclass.storage.strings import unpack_strings as unpack_strings

@@ -9,7 +9,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from io import BufferedReader
+from io import BufferedIOBase
 from typing import Any, BinaryIO
 
 import torch
@@ -107,7 +107,7 @@ def write(file: BinaryIO, tensors: Mapping[str, Tensor], metadata: Mapping[str, 
     file.write(digest.hexdigest().encode())
 
 
-def read_header(file: BufferedReader, size: int) -> Header:
+def read_header(file: BufferedIOBase, size: int) -> Header:
     """The header of a file of that many bytes.
 
     Raises:
@@ -160,7 +160,7 @@ def entries(header: Header, size: int) -> dict[str, Entry]:
     return found
 
 
-def tensors(file: BufferedReader, header: Header, table: Mapping[str, Entry]) -> Iterator[tuple[str, Tensor]]:
+def tensors(file: BufferedIOBase, header: Header, table: Mapping[str, Entry]) -> Iterator[tuple[str, Tensor]]:
     """All tensors, read one after another; at the end it is seen whether they are what was written.
 
     Raises:
@@ -183,7 +183,7 @@ def tensors(file: BufferedReader, header: Header, table: Mapping[str, Entry]) ->
     _compare(digest.hexdigest(), header)
 
 
-def check(file: BufferedReader, header: Header) -> None:
+def check(file: BufferedIOBase, header: Header) -> None:
     """See whether the file is what was written, with none of it kept.
 
     Raises:

@@ -1,6 +1,7 @@
 """Saving and loading one file."""
 
 import contextlib
+import io
 import json
 import stat
 from collections.abc import Iterator, Mapping
@@ -65,6 +66,38 @@ def write_json(path: Path, content: object) -> None:
     """
     with replacing(path) as file:
         file.write((json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode())
+
+
+def to_tensor(content: Mapping[str, object]) -> torch.Tensor:
+    """Plain data and tensors as bytes, uint8, for where only a tensor can be kept; `content` as of `save`.
+
+    Example:
+        >>> from_tensor(to_tensor({"steps": 3, "table": torch.ones(2)}))
+        {'steps': 3, 'table': tensor([1., 1.])}
+    """
+    packing = Packing(_TREE)
+    tree = packing.json(content)
+    file = io.BytesIO()
+    tensors = {**packing.tensors, _TREE: torch.frombuffer(bytearray(tree), dtype=torch.uint8)}
+    _safetensors.write(file, tensors, {})
+    return torch.frombuffer(bytearray(file.getbuffer()), dtype=torch.uint8)
+
+
+def from_tensor(tensor: torch.Tensor) -> dict[str, Any]:
+    """What `to_tensor` was given, with tensors on the CPU.
+
+    Raises:
+        ValueError: it is something else, or damaged.
+    """
+    file = io.BytesIO(tensor.cpu().numpy().tobytes())
+    try:
+        header = _safetensors.read_header(file, len(tensor))
+        tensors = dict(_safetensors.tensors(file, header, _safetensors.entries(header, len(tensor))))
+        if _TREE not in tensors:
+            raise RefusedError("it is damaged: it has no JSON")
+        return _unpacked(tensors[_TREE].numpy().tobytes(), tensors)
+    except RefusedError as reason:
+        raise ValueError(f"`tensor` must be what `to_tensor` gave: {reason}") from None
 
 
 def load(path: Path, *, kind: str) -> dict[str, Any]:

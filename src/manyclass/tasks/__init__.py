@@ -1,9 +1,9 @@
 """Kinds of data, from files to trained models and their answers."""
 
+from manyclass.tasks.began import read_about as read_about
 from manyclass.tasks.fit import Fit as Fit
 from manyclass.tasks.fit import Fitted as Fitted
 from manyclass.tasks.fit import fit as fit
-from manyclass.tasks.fit import read_about as read_about
 from manyclass.tasks.fit import resume as resume
 from manyclass.tasks.fit import train as train
 from manyclass.tasks.kinds import KINDS as KINDS
@@ -18,4 +18,6 @@ from manyclass.tasks.predict import open_index as open_index
 from manyclass.tasks.predict import predict as predict
 from manyclass.tasks.settings import Settings as Settings
 from manyclass.tasks.task import Source as Source
+from manyclass.tasks.task import Task as Task
+from manyclass.tasks.task import check_settings as check_settings
 from manyclass.tasks.task import check_source as check_source

@@ -57,8 +57,10 @@ class FeaturesKind:
         rows = spool(reader, folder / "train", names=names, watch=watch)
         about = [f"{source.data.name}: {len(rows):,} rows of {rows.num_features:,} features, {len(names):,} classes"]
         if source.held_out is None:
-            order = np.random.default_rng(settings.seed).permutation(len(rows))
-            cut = max(1, len(rows) // _HELD_OUT)
+            order = np.random.default_rng(settings.seed).permutation(_known(rows, len(names)))
+            if len(order) < 2:
+                raise UserError(f"`data` must hold 2 rows with labels, one to hold out, got 1 in {source.data}")
+            cut = max(1, len(order) // _HELD_OUT)
             apart, held_out, chosen = rows, np.sort(order[:cut]), np.sort(order[cut:])
             about.append(f"one row in {_HELD_OUT} is held out")
         else:

@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from manyclass.data import LastBatches, SequenceBatches, Sequences, read_sequences
+from manyclass.errors import UserError
 from manyclass.tasks.model import Body, Model, Plan
 from manyclass.tasks.settings import Settings
 from manyclass.tasks.task import Questions, Source, Task, Watch
@@ -54,9 +55,14 @@ class SequencesKind:
         sequences = read_sequences(source.data)
         length = settings.length or 1
         valid = sequences.last_batches("valid", _AT_ONCE, length=length)
+        train = SequenceBatches(sequences, settings.batch_size or 1, length=length, seed=settings.seed)
+        if not len(valid) or not len(train):
+            raise UserError(
+                f"`data` must hold a user of 4 items, the last two of which are held out, got none in {source.data}"
+            )
         return Task(
             Plan("sequences", sequences.item_names, sequences.counts().double(), {}, settings),
-            SequenceBatches(sequences, settings.batch_size or 1, length=length, seed=settings.seed),
+            train,
             lambda limit: Last(valid, limit),
             (
                 f"{source.data.name}: {len(sequences.items):,} interactions of {sequences.num_users:,} users with "

@@ -93,6 +93,27 @@ def check_source(kind: str, source: Source) -> None:
         raise UserError(f"`--held-out` must be left out for sequences, whose last items are, got {source.held_out}")
 
 
+# The settings that some kinds of data have, and not others.
+_SHAPES = {
+    "features": ("hidden_layers", "rank"),
+    "text": ("dim", "layers", "dropout", "length", "tied"),
+    "sequences": ("dim", "layers", "dropout", "length", "tied"),
+    "triples": ("dim", "regulariser"),
+}
+
+
+def check_settings(kind: str, settings: Settings) -> None:
+    """Raise where settings have something that is for another kind of data.
+
+    Raises:
+        UserError: they have.
+    """
+    for name in sorted({name for names in _SHAPES.values() for name in names} - set(_SHAPES[kind])):
+        if (value := getattr(settings, name)) is not None:
+            option = {"hidden_layers": "hidden", "tied": "tied" if value else "untied"}.get(name, name)
+            raise UserError(f"`--{option}` must be left out for {kind}, got {value}")
+
+
 class Kind(Protocol):
     """A kind of data.
 

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from manyclass.data import KnownTails, Names, Triples, read_triples
 from manyclass.data.files import lines, shown
+from manyclass.data.triples import both_ways
 from manyclass.encoders import ComplEx
 from manyclass.errors import UserError
 from manyclass.tasks.model import Body, Model, Plan
@@ -63,6 +64,8 @@ class TriplesKind:
         if not len(triples.valid):
             # A file alone: one triple in twenty is held out.
             chosen = torch.randperm(len(triples.train), generator=torch.Generator().manual_seed(settings.seed))
+            if len(chosen) < 2:
+                raise UserError(f"`data` must hold 2 triples, one to hold out, got 1 in {source.data}")
             cut = max(1, len(chosen) // 20)
             triples = _parts(triples, chosen[cut:], chosen[:cut])
         train = triples.both_ways(triples.train)
@@ -112,8 +115,8 @@ class TriplesKind:
         about = f"{source.data.name}: {len(ids):,} {split} triples, each both ways, ranks filtered"
         if unknown:
             about += f"; {unknown:,} of entities or relations that the model does not know are left out"
-        tails = KnownTails.of(_both_ways(every, len(relations)), num_relations=2 * len(relations))
-        return TripleBatches(_both_ways(ids, len(relations)), _AT_ONCE, known=tails), (about,)
+        tails = KnownTails.of(both_ways(every, len(relations)), num_relations=2 * len(relations))
+        return TripleBatches(both_ways(ids, len(relations)), _AT_ONCE, known=tails), (about,)
 
     def questions(self, model: Model, source: Source, *, size: int) -> Iterator[Questions]:
         relations = Names(model.plan.config["relations"])
@@ -151,11 +154,6 @@ def _batch(held: Sequence[tuple[str, int, int]]) -> Questions:
 
 def _parts(triples: Triples, train: Tensor, valid: Tensor) -> Triples:
     return Triples(triples.train[train], triples.train[valid], triples.test, triples.entities, triples.relations)
-
-
-def _both_ways(triples: Tensor, num_relations: int) -> Tensor:
-    head, relation, tail = triples.unbind(1)
-    return torch.cat([triples, torch.stack([tail, relation + num_relations, head], 1)])
 
 
 def _translated(triples: Tensor, read: Triples, entities: Names, relations: Names) -> tuple[Tensor, int]:

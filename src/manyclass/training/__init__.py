@@ -1,5 +1,6 @@
 """The loop that trains an encoder and a head, and what watches it."""
 
+from manyclass._check import DivergedError as DivergedError
 from manyclass.training.batch import Batch as Batch
 from manyclass.training.callback import Callback as Callback
 from manyclass.training.checkpoints import Checkpoints as Checkpoints

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from manyclass import _check
 from manyclass.training._random import undisturbed
 from manyclass.training.batch import IGNORED, Batch, device_of
+from manyclass.training.history import Progress
 
 Metric = Callable[[Tensor, Batch], Tensor]
 
@@ -21,6 +22,8 @@ class HeldOut:
     Args:
         batches: a re-iterable of batches, as those to train on.
         every: how many steps lie between evaluations. None: an epoch. The end of the training is evaluated as well.
+        seconds: how many seconds of training lie between evaluations, instead of steps; a run is then not the same
+            twice.
         metrics: more to measure, by name: functions of hidden [..., D] and a `Batch` to a value per example [...].
         by: what the best evaluation is the best by: "loss", or the name of a metric that is to be great.
         patience: stop after so many evaluations in a row that are no better than the best. None: never.
@@ -29,11 +32,12 @@ class HeldOut:
 
     Raises:
         TypeError: `batches` is an iterator, which can be read only once.
-        ValueError: `every` or `patience` is below 1.
+        ValueError: `every` or `patience` is below 1, `seconds` is not above 0, or both are given.
     """
 
     batches: Iterable[object]
     every: int | None = None
+    seconds: float | None = None
     metrics: Mapping[str, Metric] = field(default_factory=dict)
     by: str = "loss"
     patience: int | None = None
@@ -44,10 +48,24 @@ class HeldOut:
             raise TypeError(
                 f"`batches` must be iterable more than once to evaluate on, got a {type(self.batches).__name__}"
             )
+        if self.seconds is not None:
+            _check.number("seconds", self.seconds, low=0, strict=True)
+            if self.every is not None:
+                raise ValueError(f"`seconds` must be None where `every` is given, got {self.seconds}")
         _check.choice("by", self.by, ("loss", *self.metrics))
         for name in ("every", "patience"):
             if (value := getattr(self, name)) is not None:
                 _check.whole(name, value, 1)
+
+    def due(self, before: Progress, now: Progress) -> bool:
+        """Whether to evaluate after a step, apart from the ends of epochs."""
+        if self.seconds is not None:
+            return now.seconds // self.seconds > before.seconds // self.seconds
+        return self.every is not None and now.step % self.every == 0
+
+    @property
+    def by_epoch(self) -> bool:
+        return self.every is None and self.seconds is None
 
 
 @dataclass(frozen=True)

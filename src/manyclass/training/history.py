@@ -17,7 +17,7 @@ class Progress:
         epoch: epochs completed.
         position: batches seen of the epoch that is under way.
         examples: targets seen, ignored ones included.
-        seconds: spent on training; evaluations, probes and what is done with records do not count.
+        seconds: spent on training; evaluations, probes and callbacks do not count.
     """
 
     step: int = 0

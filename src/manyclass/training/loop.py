@@ -54,7 +54,8 @@ class Training:
     Raises:
         TypeError: an iterator as `batches` of several epochs, or a scheduler that wants a metric.
         ValueError: no limit or optimiser, a parameter that two optimisers have, or a number out of range. While it
-            runs: no batch, or a loss that is not finite, which a GPU tells with the next record only.
+            runs: no batch; as a `DivergedError`, a loss that is not finite, which a GPU tells with the next record
+            only.
 
     Example:
         >>> from manyclass import ClassHead
@@ -200,6 +201,7 @@ class Training:
             for callback in self._callbacks:
                 callback.on_step(self.progress)
             self._spent.on("callbacks")
+            self._since = time.perf_counter()
             if interrupted():
                 raise KeyboardInterrupt
             if reason := self._reached():
@@ -210,7 +212,7 @@ class Training:
                 return "batches"
             raise ValueError(f"`batches` must hold a batch, got none in epoch {self.progress.epoch}")
         self.progress = replace(self.progress, epoch=self.progress.epoch + 1, position=0)
-        if self._held_out is not None and self._held_out.every is None and not self._evaluated():
+        if self._held_out is not None and self._held_out.by_epoch and not self._evaluated():
             self._record(evaluating=True)
         return self._reached()
 
@@ -226,10 +228,11 @@ class Training:
         self._spent.on("update")
         # Stays on the device, and once it is not finite it never is again: records can tell later.
         self._loss.lerp_(loss.detach().double(), max(_SMOOTHING, 1 / step))
+        before = self.progress
         position, examples = self.progress.position + 1, self.progress.examples + batch.target.numel()
         self.progress = replace(self.progress, step=step, position=position, examples=examples)
         self._count_seconds()
-        evaluating = bool(self._held_out and self._held_out.every and step % self._held_out.every == 0)
+        evaluating = self._held_out is not None and self._held_out.due(before, self.progress)
         probing = self._probe is not None and step % self._probe.every == 0
         if evaluating or probing or step % self._report_every == 0:
             self._record(evaluating=evaluating, probed=(hidden, batch.target) if probing else None)
@@ -280,5 +283,5 @@ class Training:
 
 def _finite(name: str, value: float, step: int) -> float:
     if not math.isfinite(value):
-        raise ValueError(f"The {name} must be finite, got {value} by step {step}")
+        raise _check.DivergedError(f"The {name} must be finite, got {value} by step {step}")
     return value

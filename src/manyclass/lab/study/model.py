@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from manyclass.counts import ClassCounts
 from manyclass.data import Text
 from manyclass.heads import ClassHead
+from manyclass.lab.softmax import ExactSoftmax
 from manyclass.lab.study.designs import DESIGNS
 from manyclass.optim import RowAdagrad
 from manyclass.samplers import Systematic
@@ -57,17 +57,6 @@ class Encoder(nn.Module):
     def forward(self, context: Tensor) -> Tensor:
         hidden: Tensor = self.dropout(torch.tanh(self.mix(self.words(context).flatten(1))))
         return hidden
-
-
-class Exact(nn.Module):
-    """The softmax over all classes, as PyTorch computes it."""
-
-    def __init__(self, linear: nn.Linear) -> None:
-        super().__init__()
-        self.linear = linear
-
-    def forward(self, hidden: Tensor, target: Tensor, *, ignore_index: int = -100, reduction: str = "mean") -> Tensor:
-        return F.cross_entropy(self.linear(hidden), target, ignore_index=ignore_index, reduction=reduction)
 
 
 @dataclass(frozen=True)
@@ -140,7 +129,7 @@ def train_model(
     exact = design is None
     if design is not None:
         head.use(DESIGNS[design](counts_of(train, num_classes), k))
-    learner = Exact(head.to_linear()) if exact else head
+    learner = ExactSoftmax(head.to_linear()) if exact else head
     # Input words have row gradients on both sides; the exact head has torch's own Adagrad.
     by_row = [encoder.words.weight, *([] if exact else head.parameters())]
     dense = [*encoder.mix.parameters(), *(head.parameters() if exact else [])]

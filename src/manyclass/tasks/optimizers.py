@@ -1,0 +1,39 @@
+"""What changes a model's parameters, and how fast."""
+
+from collections.abc import Iterable, Sequence
+from typing import cast
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+
+from manyclass.by_name import OPTIMIZERS, RATES
+from manyclass.tasks.model import Model
+from manyclass.tasks.settings import Settings
+
+
+def make_optimizers(model: Model) -> list[Optimizer]:
+    """One for the rows of classes and inputs, whose gradients are of touched rows alone, and one for all else."""
+    settings = model.plan.settings
+    rows = {id(p): p for p in model.head.parameters()} | {id(p): p for p in _sparse(model.encoder)}
+    others = [p for p in model.encoder.parameters() if id(p) not in rows]
+    name = settings.optimizer or "adagrad"
+    made = [OPTIMIZERS[name](rows.values(), settings.rate or RATES[name])]
+    return [*made, torch.optim.Adam(others, settings.network_rate or 0.001)] if others else made
+
+
+def make_schedulers(optimizers: Sequence[Optimizer], settings: Settings, batches: int) -> list[LambdaLR]:
+    """Rates that fall to 0 by the last epoch, where it is known and wanted."""
+    if not settings.decay or settings.epochs is None:
+        return []
+    steps = settings.epochs * batches
+    return [LambdaLR(optimizer, lambda step: max(0.0, 1 - step / steps)) for optimizer in optimizers]
+
+
+def _sparse(encoder: nn.Module) -> Iterable[nn.Parameter]:
+    for module in encoder.modules():
+        if isinstance(module, nn.Embedding) and module.sparse:
+            yield cast("nn.Parameter", module.weight)
+        elif callable(given := getattr(module, "sparse_parameters", None)):
+            yield from given()

@@ -1,0 +1,135 @@
+"""Trainings that are killed at random moments and resumed until they are done."""
+
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.soak.commands import Ended, ended, started
+from tests.soak.outcome import Outcome
+from tests.soak.trainings import WHOLE, Reference, files, fit_command, left, reference
+from tests.storage.trees import difference
+
+KILLS = 20
+KINDS = ("text", "features")
+_MOMENTS = ("reading", "training", "save", "any", "training", "end", "save", "training", "report", "any")
+
+
+def kills(folder: Path, share: float, seed: int) -> Outcome:
+    """Kill trainings of each kind so often; what each leaves must be what one leaves that was never killed."""
+    outcome = Outcome()
+    number = max(1, round(KILLS * share))
+    for kind in KINDS if number > 2 else KINDS[:1]:
+        data, whole = reference(kind, folder)
+        draw = random.Random(f"{seed} {kind}")
+        moments = [_MOMENTS[(i + draw.randrange(2)) % len(_MOMENTS)] for i in range(number)]
+        turn = 0
+        while moments:
+            out = folder / f"{kind}-killed-{turn}"
+            turn += 1
+            _one(outcome, kind, data, out, whole, moments, draw)
+    return outcome
+
+
+def _one(
+    outcome: Outcome, kind: str, data: Path, out: Path, whole: Reference, moments: list[str], draw: random.Random
+) -> None:
+    """Kill one training until it is done, or no moment is left: then it is let go on."""
+    told: list[str] = []
+    while True:
+        begun = (out / "fit.json").exists()
+        process = started(*(("fit", "--out", out, "--resume") if begun else fit_command(kind, data, out)))
+        moment = moments[0] if moments else None
+        if moment is not None and _is_there(process, _event(moment, out, whole, draw)):
+            process.kill()
+            done = ended(process)
+            if done.code == -9:
+                moments.pop(0)
+                torn = any(out.glob("*.tmp-*"))
+                told.append(f"{moment} of a run that {'goes on' if begun else 'begins'}")
+                outcome.saw(f"killed: {moment}")
+                if torn:
+                    outcome.saw("within a save")
+                outcome.add(f"{kind}, killed in {told[-1]}", _standing(out))
+                continue
+        else:
+            done = ended(process)
+        break
+    outcome.saw("done")
+    case = f"{kind}, killed in {', '.join(told) or 'no moment'}"
+    outcome.add(case, [*_faults(done, out, whole)])
+
+
+def _event(moment: str, out: Path, whole: Reference, draw: random.Random) -> Callable[[float], bool]:
+    """Whether a process, so many seconds after its start, is where it is to be killed."""
+    tail = whole.seconds - whole.trained
+    wait = draw.random()
+
+    def at(seconds: float) -> bool:
+        return seconds > wait * whole.seconds
+
+    def since(there: Callable[[], bool], longest: float) -> Callable[[float], bool]:
+        first: list[float] = []
+
+        def event(seconds: float) -> bool:
+            if not first and there():
+                first.append(seconds)
+            return bool(first) and seconds - first[0] > wait * longest
+
+        return event
+
+    begun = time.time()
+    log, newest, page = out / "log.csv", out / "newest.safetensors", out / "figures"
+    events = {
+        "any": at,
+        "reading": since(lambda: out.exists() and _changed(out / "data", begun), 0.05),
+        "training": since(lambda: _changed(log, begun) or _changed(newest, begun), 0.5 * whole.trained),
+        "save": lambda seconds: seconds > wait * whole.trained and any(out.glob("newest.safetensors.tmp-*")),
+        "end": since(lambda: log.exists() and f"\n{whole.last_step}," in log.read_text(), tail / 3),
+        "report": since(lambda: _changed(page, begun), tail / 2),
+    }
+    return events[moment]
+
+
+def _changed(path: Path, since: float) -> bool:
+    try:
+        return path.stat().st_mtime > since
+    except OSError:
+        return False
+
+
+def _is_there(process: object, event: Callable[[float], bool]) -> bool:
+    """Wait for an event; False: the process ended before."""
+    begin = time.monotonic()
+    while process.poll() is None:  # type: ignore[attr-defined]
+        if event(time.monotonic() - begin):
+            return True
+        time.sleep(0.0005)
+    return False
+
+
+def _standing(out: Path) -> list[str]:
+    """What is wrong with a training that was killed: each of its checkpoints must be whole."""
+    from manyclass import storage
+    from manyclass.errors import UserError
+
+    faults = []
+    for name, kind in (("newest", "checkpoint"), ("previous", "checkpoint"), ("best", "model")):
+        path = out / f"{name}.safetensors"
+        if path.exists():
+            try:
+                storage.check(path, kind=kind)
+            except UserError as error:
+                faults.append(str(error))
+    return faults
+
+
+def _faults(done: Ended, out: Path, whole: Reference) -> list[str]:
+    if done.code != 0:
+        return [f"ended with {done.code}: {done.err[-500:]!r}"]
+    faults = []
+    if place := difference(left(out), whole.left):
+        faults.append(f"another outcome, at {place}")
+    if files(out) != WHOLE:
+        faults.append(f"other files: {sorted(files(out) ^ WHOLE)}")
+    return faults

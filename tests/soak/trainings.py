@@ -1,0 +1,106 @@
+"""Trainings that take a few seconds, and what they leave."""
+
+import csv
+import functools
+import random
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from manyclass import storage
+from tests.soak.commands import ended, started
+from tests.training.killed import timeless
+
+# More than 1,024 classes, of which a step draws some; its table is renewed from step 50 on.
+_COMMON = ("--epochs", 2, "--k", 64, "--evaluate-every", 37, "--probe-every", 50)
+_OWN = {
+    "text": ("--text", "--dim", 16, "--batch-size", 4, "--length", 16, "--clip", 1.0),
+    "features": ("--hidden", 16, "--batch-size", 24),
+}
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A training that was never stopped.
+
+    Args:
+        left: what it left, times apart.
+        trained: seconds from its start until it had taken all steps.
+        seconds: until its end.
+        last_step: the number of the last step.
+    """
+
+    left: list[object]
+    trained: float
+    seconds: float
+    last_step: int
+
+
+def write_data(kind: str, path: Path) -> Path:
+    """A small data set of about 1,300 classes, some frequent and most rare."""
+    draw = random.Random(7)
+    with path.open("w") as file:
+        for i in range({"text": 1300, "features": 3600}[kind]):
+            # Each class is there; then some more often than others.
+            c = i if i < 1300 else int(1300 * draw.random() ** 3)
+            if kind == "text":
+                print(f"w{c}", *(f"w{int(1300 * draw.random() ** 3)}" for _ in range(6)), file=file)
+            else:
+                columns = sorted({1 + (7 * c + draw.randrange(5)) % 60 for _ in range(4)})
+                print(f"c{c}", *(f"{column}:{draw.random():.3f}" for column in columns), file=file)
+    return path
+
+
+def fit_command(kind: str, data: Path, out: Path, *, every: float = 0.05) -> tuple[object, ...]:
+    """The arguments of a training."""
+    return ("fit", data, "--out", out, *_OWN[kind], *_COMMON, "--checkpoint-every", every)
+
+
+@functools.cache
+def reference(kind: str, folder: Path) -> tuple[Path, Reference]:
+    """A data set in a folder, and a training of it that is never stopped."""
+    data = write_data(kind, folder / f"{kind}.txt")
+    out = folder / f"{kind}-whole"
+    begin = time.monotonic()
+    process = started(*fit_command(kind, data, out))
+    # An evaluation of all steps comes with the last row; what follows is measured, and drawn.
+    trained = begin
+    while process.poll() is None:
+        if not (out / "report.html").exists() and (out / "data").exists():
+            trained = time.monotonic()
+        time.sleep(0.005)
+    done = ended(process)
+    seconds = time.monotonic() - begin
+    assert done.code == 0, f"a training that was not stopped ended with {done.code}: {done.err}"
+    return data, Reference(left(out), trained - begin, seconds, int(rows(out)[-1][0]))
+
+
+def left(out: Path) -> list[object]:
+    """What a training has left: all that is to be the same."""
+    newest = storage.load(out / "newest.safetensors", kind="checkpoint")
+    best = storage.load(out / "best.safetensors", kind="model")
+    return [timeless(newest["state"]), newest["best_cost"], best, rows(out)]
+
+
+def rows(out: Path) -> list[list[str]]:
+    """The rows of the log, times apart."""
+    with (out / "log.csv").open() as file:
+        first, *others = csv.reader(file)
+    at = first.index("seconds")
+    return [row[:at] + row[at + 1 :] for row in others]
+
+
+def files(out: Path) -> set[str]:
+    """The names of all there is in a folder."""
+    return {path.name for path in out.iterdir()}
+
+
+WHOLE = {
+    "best.safetensors",
+    "newest.safetensors",
+    "previous.safetensors",
+    "fit.json",
+    "log.csv",
+    "report.html",
+    "figures",
+}

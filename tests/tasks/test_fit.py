@@ -1,0 +1,232 @@
+"""From a file to a model in a folder, and what is refused on the way."""
+
+import csv
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from manyclass import tasks
+from manyclass.errors import UserError
+from manyclass.tasks.optimizers import make_optimizers, make_schedulers
+from tests.tasks import problems
+from tests.tasks.problems import KINDS, SETTINGS, files, fit
+
+
+def frequency_loss(model, targets):
+    """The loss of who knows how frequent classes are and nothing else."""
+    frequency = model.plan.counts.clamp(min=1)
+    return -(frequency / frequency.sum()).log()[targets].mean().item()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_model_learns_more_than_frequencies(trained, kind):
+    done, _, data = trained(kind)
+    assert done.history.stopped == "epochs"
+    source = tasks.Source(problems.to_evaluate(kind, data))
+    batches = list(tasks.KINDS[kind].evaluation(done.model, source)[0])
+    targets = torch.cat([target[target >= 0] for _, target, *_ in batches])
+    measured = tasks.measure(done.model, batches)
+    assert measured.examples == len(targets)
+    assert measured.loss < 0.8 * frequency_loss(done.model, targets)
+    assert measured.metrics[tasks.KINDS[kind].metrics[0]] > 0.3
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_folder_holds_models_and_a_log_and_no_data(trained, kind):
+    _, folder, _ = trained(kind)
+    wanted = {"best.safetensors", "fit.json", "log.csv", "newest.safetensors"}
+    assert set(files(folder)) - {"previous.safetensors", "index.safetensors"} == wanted
+    with (folder / "log.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    metric = tasks.KINDS[kind].metrics[0]
+    evaluated = [row for row in rows if row["held_out_loss"]]
+    assert len(evaluated) == SETTINGS[kind].epochs
+    assert all(row[metric] for row in evaluated)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_model_kept_is_the_best_by_what_the_kind_is_judged_by(trained, kind):
+    done, _, _ = trained(kind)
+    by = tasks.KINDS[kind].best_by
+    evaluated = [record for record in done.history.records if record.held_out_loss is not None]
+    costs = [record.held_out_loss if by == "loss" else -record.metrics[by] for record in evaluated]
+    assert done.history.best_step == evaluated[costs.index(min(costs))].step
+    best = evaluated[costs.index(min(costs))]
+    # So little is held out that evaluations while it trained were of all of it.
+    assert done.measured.loss == pytest.approx(best.held_out_loss)
+    assert done.measured.metrics == pytest.approx(dict(best.metrics))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_model_that_is_opened_is_the_one_that_was_measured(trained, kind):
+    done, folder, _ = trained(kind)
+    opened = tasks.open_model(folder)
+    names = {name for name in opened.state_dict() if not name.startswith("head.sampler.")}
+    assert names
+    for name in names:
+        assert torch.equal(opened.state_dict()[name], done.model.state_dict()[name]), name
+    assert list(opened.names) == list(done.model.names)
+    assert opened.plan.settings == done.model.plan.settings
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rates_fall_to_nothing_where_they_are_to(trained, kind):
+    model = trained(kind)[0].model
+    optimizers = make_optimizers(model)
+    rates = [group["lr"] for optimizer in optimizers for group in optimizer.param_groups]
+    schedulers = make_schedulers(optimizers, model.plan.settings, 5)
+    assert len(schedulers) == (len(optimizers) if model.plan.settings.decay else 0)
+    for _ in range(model.plan.settings.epochs * 5 // 2):
+        for optimizer in optimizers:
+            optimizer.step()
+        for scheduler in schedulers:
+            scheduler.step()
+    share = 0.5 if schedulers else 1.0
+    now = [group["lr"] for optimizer in optimizers for group in optimizer.param_groups]
+    assert now == pytest.approx([share * rate for rate in rates])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_parameter_is_trained_by_one_optimizer(trained, kind):
+    model = trained(kind)[0].model
+    trained_ones = [
+        p for optimizer in make_optimizers(model) for group in optimizer.param_groups for p in group["params"]
+    ]
+    assert {id(p) for p in trained_ones} == {id(p) for p in model.parameters()}
+    assert len(trained_ones) == len({id(p) for p in trained_ones})
+
+
+def test_a_folder_with_a_model_is_refused(trained, tmp_path):
+    _, folder, data = trained("features")
+    with pytest.raises(UserError, match=r"`--out` must be a folder without a model, got .*--resume goes on with it"):
+        tasks.fit("features", tasks.Source(data), SETTINGS["features"], folder, how=tasks.Fit())
+
+
+@pytest.mark.parametrize("name", ["data", "log.csv", "notes.txt"])
+def test_a_folder_of_somebody_else_is_refused_and_left_alone(tmp_path, name):
+    # Were the folder that data is spooled into called data, it would go when the training ends.
+    data = problems.write_features(tmp_path, name=name if "." in name else "rows.svm")
+    if name == "data":
+        (tmp_path / "data").mkdir()
+        data = data.rename(tmp_path / "data" / "rows.svm")
+    before = sorted(tmp_path.rglob("*"))
+    source = tasks.Source(data, format="svmlight")
+    with pytest.raises(UserError, match=f"`--out` must be a new or empty folder, got .*, which has {name}"):
+        tasks.fit("features", source, SETTINGS["features"], tmp_path, how=tasks.Fit())
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_what_a_killed_reader_left_is_in_nobody_s_way(tmp_path):
+    (tmp_path / "model" / ".manyclass-data").mkdir(parents=True)
+    (tmp_path / "model" / ".manyclass-data" / "half").write_text("?")
+    (tmp_path / "model" / "fit.json.tmp-1").touch()
+    done, out = fit("features", tmp_path, settings=replace(SETTINGS["features"], epochs=1))
+    assert done.history.stopped == "epochs"
+    assert ".manyclass-data" not in files(out)
+
+
+def test_data_that_cannot_be_read_leaves_an_empty_folder(tmp_path):
+    data = tmp_path / "rows.svm"
+    data.write_text("cat 1:1\ndog one:1\n")
+    with pytest.raises(UserError, match=r"must hold features index:value, got 'one:1' in line 2 of"):
+        fit("features", tmp_path, data=data)
+    assert files(tmp_path / "model") == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "content", "message"),
+    [
+        ("features", "cat,dog 1:1\n", "`data` must hold 2 rows with labels, one to hold out, got 1 in"),
+        ("features", "cat 1:1\n 1:2\ndog,cow 2:1\n", None),
+        ("features", "cat 1:1\ncat 1:2\n", "`data` must have at least two classes, got only 'cat'"),
+        ("text", "a b\n", "`data` must hold more than 0 tokens to hold out"),
+        ("sequences", "u\ta\nu\tb\nu\tc\n", "`data` must hold a user of 4 items, the last two of which are held out"),
+        ("sequences", "u\ta\nu\tb\nv\ta\n", "`data` must hold a user of 4 items, the last two of which are held out"),
+        ("sequences", "u\ta\nu\tb\nu\tc\nu\ta\n", None),
+        ("triples", "a\tr\tb\n", "`data` must hold 2 triples, one to hold out, got 1 in"),
+        ("triples", "a\tr\tb\nb\tr\ta\n", None),
+    ],
+)
+def test_too_little_data_is_said_to_be_so_and_a_little_is_enough(tmp_path, kind, content, message):
+    data = tmp_path / "data.txt"
+    data.write_text(content)
+    settings = replace(SETTINGS[kind], epochs=1)
+    if message is None:
+        assert fit(kind, tmp_path, data=data, settings=settings)[0].history.stopped == "epochs"
+        return
+    with pytest.raises(UserError) as refused:
+        fit(kind, tmp_path, data=data, settings=settings)
+    assert str(refused.value).startswith(message)
+    assert files(tmp_path / "model") == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "message"),
+    [
+        ("triples", {"dim": 5}, "`dim` must be even for triples"),
+        ("features", {"sampler": "clustered", "k": "auto"}, "`k` must be a number or None for a Clustered"),
+    ],
+)
+def test_a_model_that_cannot_be_built_leaves_no_training_behind(tmp_path, monkeypatch, kind, options, message):
+    monkeypatch.setattr("manyclass.by_name.K", 8)  # there are fewer classes than are drawn without being told
+    with pytest.raises(UserError, match=message):
+        fit(kind, tmp_path, settings=replace(SETTINGS[kind], **options))
+    assert files(tmp_path / "model") == []
+
+
+def test_a_training_that_diverges_says_what_to_do(tmp_path):
+    settings = replace(SETTINGS["triples"], rate=1e15)
+    with pytest.raises(UserError, match=r"The loss .* NaN.* Begin anew with a smaller `--rate`, or with `--clip`$"):
+        fit("triples", tmp_path, settings=settings)
+
+
+def test_a_run_of_seconds_has_no_epochs(tmp_path):
+    settings = replace(SETTINGS["features"], epochs=None, seconds=0.02)
+    done, _ = fit("features", tmp_path, settings=settings, how=tasks.Fit(evaluate_seconds=0.01))
+    assert done.history.stopped == "seconds"
+    assert done.model.plan.settings.epochs is None
+
+
+def test_k_may_follow_from_an_error(tmp_path, monkeypatch):
+    monkeypatch.setattr("manyclass.heads._default._K", 8)
+    settings = replace(SETTINGS["features"], epochs=1, k="auto", rmse_log_z=0.2)
+    model = fit("features", tmp_path, settings=settings)[0].model
+    assert type(model.head.sampler).__name__ == "Budget"
+
+
+def test_patience_ends_a_training_that_gets_no_better(tmp_path):
+    settings = replace(SETTINGS["features"], epochs=200, patience=2, rate=2.0)
+    assert fit("features", tmp_path, settings=settings)[0].history.stopped == "patience"
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "message"),
+    [
+        ("features", {"dim": 5}, "`--dim` must be left out for features, got 5"),
+        ("features", {"tied": False}, "`--untied` must be left out for features, got False"),
+        ("text", {"hidden_layers": (5,)}, r"`--hidden` must be left out for text, got \(5,\)"),
+        ("text", {"rank": 5}, "`--rank` must be left out for text, got 5"),
+        ("sequences", {"regulariser": 0.1}, "`--regulariser` must be left out for sequences, got 0.1"),
+        ("triples", {"dropout": 0.1}, "`--dropout` must be left out for triples, got 0.1"),
+        ("triples", {"length": 5}, "`--length` must be left out for triples, got 5"),
+    ],
+)
+def test_settings_of_another_kind_are_refused_by_name(tmp_path, kind, options, message):
+    with pytest.raises(UserError, match=message):
+        fit(kind, tmp_path, settings=tasks.Settings(**options))
+    assert not (tmp_path / "model").exists()
+
+
+@pytest.mark.parametrize("name", ["adagrad", "adam", "sgd"])
+def test_any_optimizer_trains(tmp_path, name):
+    done, _ = fit("features", tmp_path, settings=replace(SETTINGS["features"], optimizer=name, rate=None, epochs=1))
+    assert done.measured.loss < math.log(problems.CLASSES)
+
+
+def test_a_network_of_features_learns_too(tmp_path):
+    settings = replace(SETTINGS["features"], hidden_layers=(32,), network_rate=0.01, epochs=6)
+    done, out = fit("features", tmp_path, settings=settings)
+    assert done.measured.metrics["accuracy"] > 0.5
+    assert tasks.open_model(out).plan.settings.hidden_layers == (32,)

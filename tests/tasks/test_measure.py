@@ -1,0 +1,186 @@
+"""What a model is measured at, against slow loops over all classes."""
+
+import math
+
+import pytest
+import torch
+
+from manyclass import tasks
+from manyclass.data import Names
+from manyclass.errors import UserError
+from manyclass.tasks.metrics import METRICS, rank_metrics
+from manyclass.tasks.model import Body, Model, Plan
+from manyclass.training import Batch, evaluate
+from tests.tasks.problems import KINDS, to_evaluate
+
+C, D = 40, 6
+# Some were never trained on, some once, and so on to a thousand: all bands from 0 to 1,000.
+COUNTS = torch.tensor([0.0, 1.0, 9.0, 10.0, 99.0, 100.0, 999.0, 1000.0] * 5, dtype=torch.float64)
+
+
+def model(kind):
+    torch.manual_seed(0)
+    plan = Plan(kind, Names(f"c{i}" for i in range(C)), COUNTS, {}, tasks.Settings())
+    return Model(plan, Body(torch.nn.Identity(), D)).double()
+
+
+def batches(*, n=3, excluded=0, weighted=False, several=False):
+    generator = torch.Generator().manual_seed(1)
+    shape = (16, 3) if several else (16,)
+    for _ in range(n):
+        target = torch.randint(C, shape, generator=generator)
+        target[torch.rand(shape, generator=generator) < 0.1] = -100
+        extras = {}
+        if excluded:
+            extras["exclude"] = torch.randint(-1, C, (*shape, excluded), generator=generator)
+            extras["exclude"][extras["exclude"] == target.unsqueeze(-1)] = -1
+        if weighted:
+            extras["weight"] = torch.rand(shape, generator=generator)
+        yield 2 * torch.randn(*shape, D, generator=generator, dtype=torch.float64), target, extras
+
+
+def slow(made, items):
+    """Class, weight, loss and rank of each example that counts."""
+    weight, bias = made.head.weight.tolist(), made.head.bias.tolist()
+    found = []
+    for hidden, target, extras in items:
+        rows = zip(hidden.reshape(-1, D).tolist(), target.reshape(-1).tolist(), strict=True)
+        for i, (row, own) in enumerate(rows):
+            if own == -100:
+                continue
+            out = set(extras["exclude"].reshape(target.numel(), -1)[i].tolist()) if "exclude" in extras else set()
+            scores = {
+                c: bias[c] + sum(x * w for x, w in zip(row, weight[c], strict=True)) for c in range(C) if c not in out
+            }
+            loss = math.log(sum(math.exp(score) for score in scores.values())) - scores[own]
+            rank = 1 + sum(score > scores[own] for score in scores.values())
+            share = extras["weight"].reshape(-1)[i].item() if "weight" in extras else 1.0
+            found.append((own, share, loss, rank))
+    return found
+
+
+SLOW = {
+    "accuracy": lambda rank: rank == 1,
+    "accuracy@5": lambda rank: rank <= 5,
+    "accuracy@10": lambda rank: rank <= 10,
+    "hits@1": lambda rank: rank == 1,
+    "hits@3": lambda rank: rank <= 3,
+    "hits@10": lambda rank: rank <= 10,
+    "HR@10": lambda rank: rank <= 10,
+    "MRR": lambda rank: 1 / rank,
+    "NDCG@10": lambda rank: 1 / math.log2(1 + rank) if rank <= 10 else 0.0,
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"excluded": 4}, {"weighted": True}, {"several": True}, {"excluded": 2, "weighted": True, "several": True}],
+)
+def test_numbers_are_those_of_a_loop(kind, options):
+    made = model(kind)
+    measured = tasks.measure(made, batches(**options))
+    found = slow(made, batches(**options))
+    whole = sum(share for _, share, _, _ in found)
+    assert measured.examples == pytest.approx(whole)
+    assert measured.loss == pytest.approx(sum(share * loss for _, share, loss, _ in found) / whole)
+    assert measured.perplexity == pytest.approx(math.exp(measured.loss))
+    assert set(measured.metrics) == set(tasks.KINDS[kind].metrics)
+    for name, value in measured.metrics.items():
+        assert value == pytest.approx(sum(share * SLOW[name](rank) for _, share, _, rank in found) / whole), name
+    names = ["0", "1 to 9", "10 to 99", "100 to 999", "1,000 to 9,999"]
+    assert [band.name for band in measured.bands] == names
+    for band in measured.bands:
+        part = [each for each in found if band.low <= COUNTS[each[0]] <= band.high]
+        share = sum(each[1] for each in part)
+        assert band.examples == pytest.approx(share)
+        assert band.loss == pytest.approx(sum(each[1] * each[2] for each in part) / share)
+        for name, value in band.metrics.items():
+            assert value == pytest.approx(sum(each[1] * SLOW[name](each[3]) for each in part) / share)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_bands_sum_up_to_the_whole(trained, kind):
+    done, _, data = trained(kind)
+    batches = tasks.KINDS[kind].evaluation(done.model, tasks.Source(to_evaluate(kind, data)))[0]
+    measured = tasks.measure(done.model, batches)
+    assert sum(band.examples for band in measured.bands) == pytest.approx(measured.examples)
+    assert sum(band.examples * band.loss for band in measured.bands) == pytest.approx(measured.examples * measured.loss)
+    for name, value in measured.metrics.items():
+        parts = sum(band.examples * band.metrics[name] for band in measured.bands)
+        assert parts == pytest.approx(measured.examples * value)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_training_sees_what_a_measurement_sees(trained, kind):
+    done, _, data = trained(kind)
+    batches = list(tasks.KINDS[kind].evaluation(done.model, tasks.Source(to_evaluate(kind, data)))[0])
+    metrics = rank_metrics(done.model.head, tasks.KINDS[kind].metrics)
+    report = evaluate(done.model.head, batches, encoder=done.model.encoder, metrics=metrics)
+    measured = tasks.measure(done.model, batches)
+    assert measured.loss == pytest.approx(report.loss)
+    assert measured.metrics == pytest.approx(dict(report.metrics))
+
+
+def test_every_metric_has_a_loop():
+    assert set(METRICS) == set(SLOW)
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_a_metric_of_each_rank(name):
+    ranks = torch.arange(1, 30, dtype=torch.float64)
+    expected = [float(SLOW[name](rank)) for rank in range(1, 30)]
+    assert METRICS[name](ranks).double().tolist() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_the_worst_rank_is_never_good(name):
+    assert METRICS[name](torch.tensor([math.nan], dtype=torch.float64)).nan_to_num(0.0).item() == 0
+    assert METRICS[name](torch.tensor([1e9], dtype=torch.float64)).item() < 1e-8
+
+
+def test_one_of_two_that_tie_for_the_first_place_is_no_hit_more_than_a_half():
+    # Ranks of ties are their mean: 1.5 each of two, and one of two would have been right.
+    assert METRICS["accuracy"](torch.tensor([1.5, 2.0])).tolist() == [True, False]
+
+
+def test_all_metrics_follow_from_one_ranking(monkeypatch):
+    made = model("triples")
+    calls = []
+    monkeypatch.setattr("manyclass.tasks.metrics.ranks", lambda *a, **b: calls.append(1) or torch.ones(len(a[2])))
+    metrics = rank_metrics(made.head, ("MRR", "hits@10"))
+    for item in batches(n=3):
+        batch = Batch.of(item, torch.device("cpu"))
+        for metric in metrics.values():
+            metric(batch.inputs, batch)
+    assert len(calls) == 3
+
+
+def test_a_model_of_nans_measures_badly():
+    made = model("triples")
+    with torch.no_grad():
+        made.head.weight.fill_(math.nan)
+    with pytest.raises(ValueError, match="NaN"):
+        tasks.measure(made, batches())
+
+
+def test_the_mode_of_a_model_stays_and_dropout_does_not_count():
+    made = model("features")
+    made.encoder = torch.nn.Dropout(0.5)
+    made.train()
+    first = tasks.measure(made, batches())
+    assert made.training
+    assert first == tasks.measure(made, batches())
+
+
+def test_nothing_to_measure_is_said_to_be_so():
+    with pytest.raises(UserError, match="`data` must hold examples of classes that the model knows, got none"):
+        tasks.measure(model("features"), [(torch.zeros(2, D), torch.tensor([-100, -100]))])
+
+
+def test_what_is_written_is_what_was_measured():
+    measured = tasks.measure(model("triples"), batches())
+    told = measured.to_json()
+    assert told["MRR"] == measured.metrics["MRR"]
+    assert told["perplexity"] == measured.perplexity
+    assert [band["count"] for band in told["by_frequency"]] == [band.name for band in measured.bands]

@@ -1,0 +1,244 @@
+"""A training that goes on is the one that never stopped."""
+
+import csv
+import json
+import shutil
+from dataclasses import asdict, replace
+
+import pytest
+import torch
+
+from manyclass import storage, tasks
+from manyclass.errors import UserError
+from tests.tasks import problems
+from tests.tasks.problems import KINDS, SETTINGS, Interrupts, fit, same_state
+
+HOW = tasks.Fit(probe_every=7, checkpoint_every=1000)
+SHORT = {kind: replace(SETTINGS[kind], epochs=3) for kind in KINDS}
+
+
+def stopped(kind, folder, step=5, **options):
+    """A training that Ctrl-C ended, and its folder."""
+    how = replace(HOW, callbacks=[Interrupts(step)])
+    done, out = fit(kind, folder, **{"settings": SHORT[kind], "how": how, **options})
+    assert done.history.stopped == "interrupted"
+    assert done.history.progress.step == step
+    assert done.measured is None
+    return out
+
+
+def timeless(folder):
+    """The rows of a log but for the seconds."""
+    with (folder / "log.csv").open() as file:
+        return [{**row, "seconds": None} for row in csv.DictReader(file)]
+
+
+def newest(folder):
+    return storage.load(folder / "newest.safetensors", kind="checkpoint")["state"]
+
+
+def steps_of(kind, folder):
+    whole, out = fit(kind, folder, settings=SHORT[kind], how=HOW)
+    return whole, out, whole.history.progress.step
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_interrupted_training_goes_on_bit_for_bit(tmp_path, kind):
+    for name in ("one", "other"):
+        (tmp_path / name).mkdir()
+    whole, whole_out, steps = steps_of(kind, tmp_path / "one")
+    # Within the second epoch, and then within the third.
+    out = stopped(kind, tmp_path / "other", step=steps // 2 - 1)
+    again = tasks.resume(out, how=replace(HOW, callbacks=[Interrupts(steps - 2)]))
+    assert again.history.stopped == "interrupted"
+    done = tasks.resume(out, how=HOW)
+    assert done.history.stopped == "epochs"
+    assert same_state(done.model, whole.model)
+    assert asdict(done.measured) == asdict(whole.measured)
+    assert timeless(out) == timeless(whole_out)
+    one, other = newest(out), newest(whole_out)
+    for name in ("loss", "draws", "random_now", "best"):
+        one_value, other_value = one["training"][name], other["training"][name]
+        torch.testing.assert_close(one_value, other_value, rtol=0, atol=0)
+    assert storage_equal(one["optimizers"], other["optimizers"])
+    assert storage_equal(one["schedulers"], other["schedulers"])
+    assert storage_equal(one["whole"], other["whole"])
+
+
+def storage_equal(one, other):
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(storage_equal(one[name], other[name]) for name in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(storage_equal, one, other))
+    return one == other
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_training_that_was_killed_goes_on_from_its_checkpoint(tmp_path, kind):
+    class Killed(BaseException):
+        pass
+
+    class Kills(Interrupts):
+        def on_step(self, progress):
+            if progress.step == self.step:
+                raise Killed
+
+    for name in ("one", "other"):
+        (tmp_path / name).mkdir()
+    whole, whole_out, steps = steps_of(kind, tmp_path / "one")
+    how = replace(HOW, checkpoint_every=0, callbacks=[Kills(steps - 3)])
+    with pytest.raises(Killed):
+        fit(kind, tmp_path / "other", settings=SHORT[kind], how=how)
+    out = tmp_path / "other" / "model"
+    assert newest(out)["training"]["progress"]["step"] == steps - 4
+    done = tasks.resume(out, how=HOW, which="previous")
+    assert same_state(done.model, whole.model)
+    assert timeless(out) == timeless(whole_out)
+
+
+def test_one_that_was_stopped_before_a_checkpoint_begins_anew(tmp_path):
+    out = stopped("features", tmp_path)
+    for path in out.glob("*.safetensors"):
+        path.unlink()
+    assert tasks.resume(out, how=HOW).history.stopped == "epochs"
+
+
+def test_a_finished_training_is_finished(tmp_path):
+    whole, out = fit("features", tmp_path, settings=SHORT["features"], how=HOW)
+    log = (out / "log.csv").read_text()
+    done = tasks.resume(out, how=HOW)
+    assert done.history.progress.step == whole.history.progress.step
+    assert done.history.records == whole.history.records
+    assert asdict(done.measured) == asdict(whole.measured)
+    assert same_state(done.model, whole.model)
+    assert (out / "log.csv").read_text() == log
+    assert ".manyclass-data" not in problems.files(out)
+
+
+def test_it_may_be_given_more_epochs_and_remembers_them(tmp_path):
+    out = stopped("features", tmp_path)
+    more = replace(HOW, callbacks=[Interrupts(40)])
+    assert tasks.resume(out, given={"epochs": 5}, how=more).history.stopped == "interrupted"
+    done = tasks.resume(out, how=HOW)
+    assert done.history.progress.epoch == 5
+    assert done.model.plan.settings.epochs == 5
+
+
+def test_without_decay_more_epochs_are_those_of_a_longer_run(tmp_path):
+    for name in ("one", "other"):
+        (tmp_path / name).mkdir()
+    whole, _ = fit("features", tmp_path / "one", settings=SETTINGS["features"], how=HOW)
+    _, out = fit("features", tmp_path / "other", settings=SHORT["features"], how=HOW)
+    done = tasks.resume(out, given={"epochs": SETTINGS["features"].epochs}, how=HOW)
+    assert same_state(done.model, whole.model)
+
+
+def test_seconds_take_the_place_of_epochs(tmp_path):
+    out = stopped("features", tmp_path)
+    done = tasks.resume(out, given={"seconds": 1e-6}, how=HOW)
+    assert done.history.stopped == "seconds"
+    assert done.model.plan.settings.epochs is None
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"rate": 0.5}, "`rate` must be left out, or what it was when the training began, 0.1, got 0.5"),
+        ({"seed": 1}, "`seed` must be left out, or what it was when the training began, 0, got 1"),
+        ({"dim": 4}, "`dim` must be left out, or what it was when the training began, None, got 4"),
+    ],
+)
+def test_other_settings_are_refused(tmp_path, given, message):
+    out = stopped("features", tmp_path)
+    with pytest.raises(UserError) as refused:
+        tasks.resume(out, given=given, how=HOW)
+    assert str(refused.value) == message
+    assert tasks.resume(out, given={"rate": 0.1, "k": 8}, how=HOW).history.stopped == "epochs"
+
+
+def test_another_kind_is_refused(tmp_path):
+    out = stopped("features", tmp_path)
+    with pytest.raises(UserError, match=r"`--text` must be left out: the training in .* is of features"):
+        tasks.resume(out, kind="text", how=HOW)
+
+
+def test_data_that_has_changed_is_refused(tmp_path):
+    out = stopped("features", tmp_path)
+    data = tmp_path / "rows.svm"
+    held = data.read_text()
+    data.write_text(held.replace("1:1", "1:2", 1))
+    before = problems.files(out)
+    with pytest.raises(UserError, match=r"`data` must be what the training began with, got .*rows.svm, which differs"):
+        tasks.resume(out, how=HOW)
+    data.unlink()
+    with pytest.raises(UserError, match=r"`data` must be what the training began with, got .*rows.svm: No such file"):
+        tasks.resume(out, how=HOW)
+    assert problems.files(out) == before
+    data.write_text(held)
+    assert tasks.resume(out, how=HOW).history.stopped == "epochs"
+
+
+def test_data_may_have_moved_and_stays_where_it_is(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    data = problems.write_features(tmp_path).relative_to(tmp_path)
+    out = stopped("features", tmp_path, data=data)
+    (tmp_path / "elsewhere").mkdir()
+    # Who resumes may stand in another folder.
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    again = replace(HOW, callbacks=[Interrupts(8)])
+    assert tasks.resume(out, how=again).history.progress.step == 8
+    moved = shutil.move(tmp_path / data, tmp_path / "elsewhere" / "other.svm")
+    assert tasks.resume(out, source=tasks.Source(moved), how=replace(HOW, callbacks=[Interrupts(9)])).measured is None
+    assert tasks.resume(out, how=HOW).history.stopped == "epochs"
+
+
+def test_it_is_read_as_it_was(tmp_path):
+    out = stopped("text", tmp_path, split="words", min_count=2)
+    data = tmp_path / "text"
+    with pytest.raises(UserError, match=r"`--min-count` must be left out, or what it was .*, got 3"):
+        tasks.resume(out, source=tasks.Source(data, min_count=3), how=HOW)
+    with pytest.raises(UserError, match=r"`held-out` must be what the training began with, got .*, which differs"):
+        tasks.resume(out, source=tasks.Source(data, held_out=data / "valid.txt"), how=HOW)
+    assert tasks.resume(out, source=tasks.Source(data, split="words", min_count=2), how=HOW).measured is not None
+
+
+def test_settings_that_were_damaged_are_not_gone_on_with(tmp_path):
+    out = stopped("features", tmp_path)
+    about = json.loads((out / "fit.json").read_text())
+    about["settings"]["rate"] = 0.3
+    (out / "fit.json").write_text(json.dumps(about))
+    with pytest.raises(UserError, match=r"cannot go on from .*newest.safetensors: .* trained with other settings"):
+        tasks.resume(out, how=HOW)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda about: about.update(format=2), "it was written by a newer version, format 2; this one reads up to 1"),
+        (lambda about: about.update(kind="pictures"), "it is damaged: it does not tell of a training"),
+        (lambda about: about["source"].update(held_out=5), "it is damaged: it does not tell of a training"),
+        (lambda about: about["source"].update(min_count="x"), "it is damaged: it does not tell of a training"),
+        (lambda about: about["source"].update(colour="x"), "it is damaged: it does not tell of a training"),
+        (lambda about: about.pop("files"), "it is damaged: it does not tell of a training"),
+        (lambda about: about.pop("how"), "it is damaged: it does not say when to evaluate"),
+        (lambda about: about["settings"].update(rate="x"), "the settings of a training are damaged"),
+        (lambda about: about.pop("settings"), "the settings of a training"),
+    ],
+)
+def test_a_damaged_beginning_is_refused(tmp_path, change, message):
+    out = stopped("features", tmp_path)
+    about = json.loads((out / "fit.json").read_text())
+    change(about)
+    (out / "fit.json").write_text(json.dumps(about))
+    with pytest.raises(UserError, match=message):
+        tasks.resume(out, how=HOW)
+
+
+def test_a_folder_without_a_training_is_refused(tmp_path):
+    with pytest.raises(UserError, match=r"`MODEL` must be a folder that `manyclass fit` made, got .*: No such file"):
+        tasks.resume(tmp_path, how=HOW)
+    (tmp_path / "fit.json").write_text("{")
+    with pytest.raises(UserError, match="it is damaged: it is no JSON"):
+        tasks.resume(tmp_path, how=HOW)

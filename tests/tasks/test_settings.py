@@ -1,0 +1,98 @@
+"""Settings are plain values that a file can hold."""
+
+import json
+from dataclasses import fields, replace
+
+import pytest
+
+from manyclass import tasks
+from manyclass.errors import UserError
+from tests.tasks.problems import KINDS, SETTINGS
+
+EVERY = tasks.Settings(
+    epochs=3,
+    seconds=1.5,
+    patience=2,
+    batch_size=8,
+    optimizer="adam",
+    rate=0.1,
+    network_rate=0.2,
+    clip=1.0,
+    decay=False,
+    sampler="systematic",
+    objective="black_out",
+    k="auto",
+    rmse_log_z=0.2,
+    dim=4,
+    hidden_layers=(5, 6),
+    rank=7,
+    layers=2,
+    dropout=0.5,
+    length=9,
+    tied=False,
+    regulariser=0.0,
+    seed=11,
+)
+
+
+@pytest.mark.parametrize("settings", [tasks.Settings(), EVERY, *SETTINGS.values()])
+def test_a_file_gives_back_what_it_was_given(settings):
+    assert tasks.Settings.from_json(json.loads(json.dumps(settings.to_json()))) == settings
+
+
+def test_every_setting_was_tried():
+    assert all(getattr(EVERY, field.name) is not None for field in fields(tasks.Settings))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_said_stands_and_the_rest_is_as_fits_the_kind(kind):
+    defaults = tasks.KINDS[kind].defaults
+    assert tasks.Settings().over(defaults) == defaults
+    assert tasks.Settings(seed=5).over(defaults) == replace(defaults, seed=5)
+    assert EVERY.over(defaults) == EVERY
+    given = tasks.Settings(rate=0.7, decay=not defaults.decay)
+    assert given.over(defaults) == replace(defaults, rate=0.7, decay=not defaults.decay)
+
+
+def test_who_gives_seconds_has_no_other_limit():
+    defaults = tasks.KINDS["text"].defaults
+    assert tasks.Settings(seconds=5).over(defaults).epochs is None
+    assert tasks.Settings(seconds=5, epochs=2).over(defaults).epochs == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"epochs": 0}, "`epochs` must be at least 1, got 0"),
+        ({"rate": -1.0}, "`rate` must be finite and above 0, got -1.0"),
+        ({"rate": float("nan")}, "`rate` must be finite and above 0, got nan"),
+        ({"dropout": 1.0}, r"`dropout` must lie in \[0, 1\), got 1.0"),
+        ({"regulariser": -0.1}, "`regulariser` must be finite and at least 0, got -0.1"),
+        ({"hidden_layers": (5, 0)}, "`hidden_layers` must be at least 1, got 0"),
+        ({"k": "all"}, "`k` must be .*'auto'.*, got 'all'"),
+        ({"k": 0}, "`k` must be at least 1, got 0"),
+        ({"rmse_log_z": 0.1}, "`rmse_log_z` must come with `k` 'auto', got k = None"),
+        ({"rmse_log_z": 0.1, "k": 5}, "`rmse_log_z` must come with `k` 'auto', got k = 5"),
+        ({"optimizer": "lion"}, "`optimizer` must be .*, got 'lion'"),
+        ({"sampler": "magic"}, "`sampler` must be .*, got 'magic'"),
+        ({"objective": "magic"}, "`objective` must be .*, got 'magic'"),
+        ({"seed": -1}, "`seed` must be at least 0, got -1"),
+    ],
+)
+def test_values_out_of_range_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        tasks.Settings(**options)
+    with pytest.raises(UserError, match=f"the settings of a training are damaged: {message}"):
+        tasks.Settings.from_json(options)
+
+
+@pytest.mark.parametrize("data", [None, [], {"colour": "red"}])
+def test_what_are_no_settings_is_refused(data):
+    with pytest.raises(UserError, match="the settings of a training must have no other names than batch_size, clip"):
+        tasks.Settings.from_json(data)
+
+
+@pytest.mark.parametrize("data", [{"epochs": "3"}, {"hidden_layers": 5}, {"rate": []}])
+def test_values_of_another_type_are_refused(data):
+    with pytest.raises(UserError, match="the settings of a training are damaged"):
+        tasks.Settings.from_json(data)

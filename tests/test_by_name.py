@@ -1,0 +1,84 @@
+"""What a user writes, and what comes of it."""
+
+import inspect
+
+import pytest
+import torch
+
+from manyclass import ClassCounts, objectives, samplers
+from manyclass.by_name import OBJECTIVES, OPTIMIZERS, RATES, SAMPLERS, make_budget, make_sampler
+
+
+def counts(num_classes=3000):
+    return ClassCounts(torch.arange(num_classes).double())
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        (None, "Learned"),
+        ("learned", "Learned"),
+        ("systematic", "Systematic"),
+        ("clustered", "Clustered"),
+        ("importance", "Importance"),
+        ("bernoulli", "Bernoulli"),
+        ("exact", "Exhaustive"),
+    ],
+)
+def test_a_name_is_a_sampler_of_so_many_classes(name, kind):
+    made = make_sampler(name, counts(), k=100)
+    assert type(made).__name__ == kind
+    assert made.num_classes == 3000
+    if kind != "Exhaustive":
+        assert made.k == 100
+        assert make_sampler(name, counts()).k == 1024
+
+
+def test_every_name_was_tried():
+    assert set(SAMPLERS) == {"learned", "systematic", "clustered", "importance", "bernoulli", "exact"}
+
+
+@pytest.mark.parametrize("name", [None, *SAMPLERS])
+def test_few_classes_are_all_scored(name):
+    assert isinstance(make_sampler(name, counts(100), k=100), samplers.Exhaustive)
+    assert isinstance(make_sampler(name, counts(1024)), samplers.Exhaustive)
+
+
+@pytest.mark.parametrize("name", [None, "learned", "systematic", "importance", "bernoulli"])
+def test_k_may_follow_from_an_error(name):
+    made = make_sampler(name, counts(), k="auto", rmse_log_z=0.2)
+    assert isinstance(made, samplers.Budget)
+
+
+@pytest.mark.parametrize("name", ["clustered", "exact"])
+def test_a_fixed_k_follows_from_nothing(name):
+    with pytest.raises(ValueError, match=r"`k` must be a number or None for a \w+, whose k is fixed, got 'auto'"):
+        make_sampler(name, counts(), k="auto")
+
+
+def test_a_budget_is_of_a_tenth_unless_it_is_told():
+    assert make_budget(samplers.Systematic(counts(), 100)).rmse_log_z == 0.1
+
+
+def test_an_unknown_name_is_refused():
+    with pytest.raises(ValueError, match="`sampler` must be .*'learned'.*, got 'magic'"):
+        make_sampler("magic", counts())
+
+
+def test_every_objective_has_a_name():
+    kinds = {kind for kind in vars(objectives).values() if inspect.isclass(kind)}
+    forms = {objectives.Objective, objectives.LogSumExp, objectives.PairSum}
+    assert {type(made()) for made in OBJECTIVES.values()} == kinds - forms
+    assert {"likelihood", "noise_contrastive", "black_out"} < set(OBJECTIVES)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_an_optimizer_has_a_rate_and_takes_gradients_of_touched_rows(name):
+    table = torch.nn.Embedding(20, 3, sparse=True)
+    before = table.weight.detach().clone()
+    optimizer = OPTIMIZERS[name]([table.weight], RATES[name])
+    assert optimizer.param_groups[0]["lr"] == RATES[name]
+    table(torch.tensor([1, 4])).square().sum().backward()
+    optimizer.step()
+    changed = (table.weight != before).any(1).nonzero().squeeze(1)
+    assert changed.tolist() == [1, 4]
