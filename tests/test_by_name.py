@@ -61,7 +61,7 @@ def test_a_budget_is_of_a_tenth_unless_it_is_told():
 
 
 def test_an_unknown_name_is_refused():
-    with pytest.raises(ValueError, match="`sampler` must be .*'learned'.*, got 'magic'"):
+    with pytest.raises(ValueError, match=r"`sampler` must be .*'learned'.*, got 'magic'"):
         make_sampler("magic", counts())
 
 

@@ -3,3 +3,7 @@
 
 class UserError(Exception):
     """Something that whoever gave the command can mend: its message is all they need, without a traceback."""
+
+
+class DiskFullError(UserError):
+    """No space is left where something was to be written."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tests.soak.commands import Ended, ended, started
 from tests.soak.outcome import Outcome
-from tests.soak.trainings import WHOLE, Reference, files, fit_command, left, reference
+from tests.soak.trainings import DATA, Reference, fit_command, left, reference
 from tests.storage.trees import difference
 
 KILLS = 20
@@ -20,25 +20,27 @@ def kills(folder: Path, share: float, seed: int) -> Outcome:
     outcome = Outcome()
     number = max(1, round(KILLS * share))
     for kind in KINDS if number > 2 else KINDS[:1]:
-        data, whole = reference(kind, folder)
+        whole = reference(kind, folder, share >= 1)
         draw = random.Random(f"{seed} {kind}")
-        moments = [_MOMENTS[(i + draw.randrange(2)) % len(_MOMENTS)] for i in range(number)]
+        known = [moment for moment in _MOMENTS if whole.report or moment != "report"]
+        first = draw.randrange(len(known))
+        moments = [known[(first + i) % len(known)] for i in range(number)]
         turn = 0
-        while moments:
+        while moments and turn < 10 * number:
             out = folder / f"{kind}-killed-{turn}"
             turn += 1
-            _one(outcome, kind, data, out, whole, moments, draw)
+            _one(outcome, kind, out, whole, moments, draw)
+        outcome.faults += [f"{kind}: no kill came at the moment {moment!r}" for moment in moments]
     return outcome
 
 
-def _one(
-    outcome: Outcome, kind: str, data: Path, out: Path, whole: Reference, moments: list[str], draw: random.Random
-) -> None:
+def _one(outcome: Outcome, kind: str, out: Path, whole: Reference, moments: list[str], draw: random.Random) -> None:
     """Kill one training until it is done, or no moment is left: then it is let go on."""
     told: list[str] = []
     while True:
         begun = (out / "fit.json").exists()
-        process = started(*(("fit", "--out", out, "--resume") if begun else fit_command(kind, data, out)))
+        command = whole.resume(out) if begun else fit_command(kind, whole.data, out, report=whole.report)
+        process = started(*command)
         moment = moments[0] if moments else None
         if moment is not None and _is_there(process, _event(moment, out, whole, draw)):
             process.kill()
@@ -62,7 +64,7 @@ def _one(
 
 def _event(moment: str, out: Path, whole: Reference, draw: random.Random) -> Callable[[float], bool]:
     """Whether a process, so many seconds after its start, is where it is to be killed."""
-    tail = whole.seconds - whole.trained
+    drawing = whole.seconds - whole.trained
     wait = draw.random()
 
     def at(seconds: float) -> bool:
@@ -80,13 +82,14 @@ def _event(moment: str, out: Path, whole: Reference, draw: random.Random) -> Cal
 
     begun = time.time()
     log, newest, page = out / "log.csv", out / "newest.safetensors", out / "figures"
+    training = since(lambda: _changed(log, begun) or _changed(newest, begun), whole.trained - whole.begun)
     events = {
         "any": at,
-        "reading": since(lambda: out.exists() and _changed(out / "data", begun), 0.05),
-        "training": since(lambda: _changed(log, begun) or _changed(newest, begun), 0.5 * whole.trained),
-        "save": lambda seconds: seconds > wait * whole.trained and any(out.glob("newest.safetensors.tmp-*")),
-        "end": since(lambda: log.exists() and f"\n{whole.last_step}," in log.read_text(), tail / 3),
-        "report": since(lambda: _changed(page, begun), tail / 2),
+        "reading": since(lambda: _changed(out / DATA, begun), 0.05),
+        "training": training,
+        "save": lambda seconds: training(seconds) and any(out.glob("newest.safetensors.tmp-*")),
+        "end": since(lambda: log.exists() and f"\n{whole.last_step}," in log.read_text(), 0.2),
+        "report": since(lambda: _changed(page, begun), drawing / 2),
     }
     return events[moment]
 
@@ -130,6 +133,6 @@ def _faults(done: Ended, out: Path, whole: Reference) -> list[str]:
     faults = []
     if place := difference(left(out), whole.left):
         faults.append(f"another outcome, at {place}")
-    if files(out) != WHOLE:
-        faults.append(f"other files: {sorted(files(out) ^ WHOLE)}")
+    if other := {path.name for path in out.iterdir()} ^ whole.files():
+        faults.append(f"other files: {sorted(other)}")
     return faults

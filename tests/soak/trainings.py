@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from manyclass import storage
+from manyclass.tasks.fit import _DATA as DATA
 from tests.soak.commands import ended, started
 from tests.training.killed import timeless
 
 # More than 1,024 classes, of which a step draws some; its table is renewed from step 50 on.
-_COMMON = ("--epochs", 2, "--k", 64, "--evaluate-every", 37, "--probe-every", 50)
+_COMMON = ("--k", 64, "--evaluate-every", 37, "--probe-every", 50, "--checkpoint-every", 0.05)
 _OWN = {
     "text": ("--text", "--dim", 16, "--batch-size", 4, "--length", 16, "--clip", 1.0),
     "features": ("--hidden", 16, "--batch-size", 24),
@@ -25,15 +26,31 @@ class Reference:
 
     Args:
         left: what it left, times apart.
-        trained: seconds from its start until it had taken all steps.
+        begun: seconds from its start to its first checkpoint.
+        trained: until all was trained and measured.
         seconds: until its end.
         last_step: the number of the last step.
+        data: what it learnt from.
+        report: whether it drew a page.
     """
 
     left: list[object]
+    begun: float
     trained: float
     seconds: float
     last_step: int
+    data: Path
+    report: bool
+
+    def files(self) -> set[str]:
+        """The names of all it left."""
+        page = {"report.html", "figures"} if self.report else set()
+        names = ("best", "newest", "previous")
+        return {*(f"{name}.safetensors" for name in names), "fit.json", "log.csv", *page}
+
+    def resume(self, out: Path) -> tuple[object, ...]:
+        """The arguments that go on with another training."""
+        return ("fit", "--out", out, "--resume", *(() if self.report else ("--no-report",)))
 
 
 def write_data(kind: str, path: Path) -> Path:
@@ -51,28 +68,30 @@ def write_data(kind: str, path: Path) -> Path:
     return path
 
 
-def fit_command(kind: str, data: Path, out: Path, *, every: float = 0.05) -> tuple[object, ...]:
+def fit_command(kind: str, data: Path, out: Path, *, report: bool) -> tuple[object, ...]:
     """The arguments of a training."""
-    return ("fit", data, "--out", out, *_OWN[kind], *_COMMON, "--checkpoint-every", every)
+    shorter = ("--epochs", 2) if report else ("--epochs", 1, "--no-report")
+    return ("fit", data, "--out", out, *_OWN[kind], *_COMMON, *shorter)
 
 
 @functools.cache
-def reference(kind: str, folder: Path) -> tuple[Path, Reference]:
-    """A data set in a folder, and a training of it that is never stopped."""
+def reference(kind: str, folder: Path, report: bool) -> Reference:
+    """A training of a data set in a folder that is never stopped."""
     data = write_data(kind, folder / f"{kind}.txt")
     out = folder / f"{kind}-whole"
     begin = time.monotonic()
-    process = started(*fit_command(kind, data, out))
-    # An evaluation of all steps comes with the last row; what follows is measured, and drawn.
-    trained = begin
+    process = started(*fit_command(kind, data, out, report=report))
+    # What is read goes when all is measured; then the page is drawn.
+    begun = trained = begin
     while process.poll() is None:
-        if not (out / "report.html").exists() and (out / "data").exists():
+        if (out / DATA).exists():
             trained = time.monotonic()
+            begun = begun if (out / "newest.safetensors").exists() else trained
         time.sleep(0.005)
     done = ended(process)
     seconds = time.monotonic() - begin
     assert done.code == 0, f"a training that was not stopped ended with {done.code}: {done.err}"
-    return data, Reference(left(out), trained - begin, seconds, int(rows(out)[-1][0]))
+    return Reference(left(out), begun - begin, trained - begin, seconds, int(rows(out)[-1][0]), data, report)
 
 
 def left(out: Path) -> list[object]:
@@ -88,19 +107,3 @@ def rows(out: Path) -> list[list[str]]:
         first, *others = csv.reader(file)
     at = first.index("seconds")
     return [row[:at] + row[at + 1 :] for row in others]
-
-
-def files(out: Path) -> set[str]:
-    """The names of all there is in a folder."""
-    return {path.name for path in out.iterdir()}
-
-
-WHOLE = {
-    "best.safetensors",
-    "newest.safetensors",
-    "previous.safetensors",
-    "fit.json",
-    "log.csv",
-    "report.html",
-    "figures",
-}

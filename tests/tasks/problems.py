@@ -56,8 +56,11 @@ def write_text(folder, *, name="text", seed=0):
     rng = random.Random(seed)
     path = folder / name
     path.mkdir()
-    for part, lines in (("train", 60), ("valid", 20)):
-        (path / f"{part}.txt").write_text("".join(" ".join(walk(12, rng)) + "\n" for _ in range(lines)))
+    for part, number in (("train", 60), ("valid", 20)):
+        lines = [walk(12, rng) for _ in range(number)]
+        # No word is unknown.
+        lines += [words()] if part == "train" else []
+        (path / f"{part}.txt").write_text("".join(" ".join(line) + "\n" for line in lines))
     return path
 
 

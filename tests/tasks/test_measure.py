@@ -139,15 +139,17 @@ def test_the_worst_rank_is_never_good(name):
     assert METRICS[name](torch.tensor([1e9], dtype=torch.float64)).item() < 1e-8
 
 
-def test_one_of_two_that_tie_for_the_first_place_is_no_hit_more_than_a_half():
-    # Ranks of ties are their mean: 1.5 each of two, and one of two would have been right.
-    assert METRICS["accuracy"](torch.tensor([1.5, 2.0])).tolist() == [True, False]
+def test_who_shares_the_first_place_is_no_hit():
+    # Ranks of ties are their mean: a model that cannot tell classes apart is not right about any of them.
+    assert METRICS["accuracy"](torch.tensor([1.0, 1.5])).tolist() == [True, False]
 
 
 def test_all_metrics_follow_from_one_ranking(monkeypatch):
     made = model("triples")
     calls = []
-    monkeypatch.setattr("manyclass.tasks.metrics.ranks", lambda *a, **b: calls.append(1) or torch.ones(len(a[2])))
+    monkeypatch.setattr(
+        "manyclass.tasks.metrics.ranks", lambda *a, **b: calls.append(1) or torch.ones(len(a[2])).double()
+    )
     metrics = rank_metrics(made.head, ("MRR", "hits@10"))
     for item in batches(n=3):
         batch = Batch.of(item, torch.device("cpu"))
@@ -156,7 +158,7 @@ def test_all_metrics_follow_from_one_ranking(monkeypatch):
     assert len(calls) == 3
 
 
-def test_a_model_of_nans_measures_badly():
+def test_a_model_of_nans_is_not_measured():
     made = model("triples")
     with torch.no_grad():
         made.head.weight.fill_(math.nan)
@@ -175,7 +177,7 @@ def test_the_mode_of_a_model_stays_and_dropout_does_not_count():
 
 def test_nothing_to_measure_is_said_to_be_so():
     with pytest.raises(UserError, match="`data` must hold examples of classes that the model knows, got none"):
-        tasks.measure(model("features"), [(torch.zeros(2, D), torch.tensor([-100, -100]))])
+        tasks.measure(model("features"), [(torch.zeros(2, D).double(), torch.tensor([-100, -100]))])
 
 
 def test_what_is_written_is_what_was_measured():

@@ -75,6 +75,30 @@ def storage_equal(one, other):
     return one == other
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        *({"sampler": name} for name in ("learned", "systematic", "clustered", "importance", "bernoulli", "exact")),
+        {"k": "auto", "rmse_log_z": 0.3},
+        {"sampler": "importance", "objective": "noise_contrastive"},
+        {"optimizer": "adam"},
+        {"optimizer": "sgd"},
+        {"hidden_layers": (8,)},
+        {"patience": 1},
+    ],
+    ids=str,
+)
+def test_so_does_one_of_other_settings(tmp_path, monkeypatch, options):
+    monkeypatch.setattr("manyclass.heads._default._K", 8)
+    for name in ("one", "other"):
+        (tmp_path / name).mkdir()
+    settings = replace(SHORT["features"], **options)
+    whole, _ = fit("features", tmp_path / "one", settings=settings, how=HOW)
+    done = tasks.resume(stopped("features", tmp_path / "other", step=20, settings=settings), how=HOW)
+    assert same_state(done.model, whole.model)
+    assert asdict(done.measured) == asdict(whole.measured)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_training_that_was_killed_goes_on_from_its_checkpoint(tmp_path, kind):
     class Killed(BaseException):

@@ -70,6 +70,17 @@ def test_a_log_that_exists_goes_on(tmp_path):
     assert [row["step"] for row in rows(path)] == ["1", "2", "4"]
 
 
+def test_rows_of_steps_that_are_taken_again_give_way(tmp_path):
+    path = tmp_path / "log.csv"
+    for steps, loss in (((1, 2, 3), 2.0), ((2, 4), 1.0)):
+        log = CSVLog(path)
+        for step in steps:
+            log.on_record(record(step, held_out_loss=loss))
+        log.on_end(history(stopped="steps"))
+    assert [(row["step"], row["held_out_loss"]) for row in rows(path)] == [("1", "2.0"), ("2", "1.0"), ("4", "1.0")]
+    assert [path.name for path in tmp_path.iterdir()] == ["log.csv"]
+
+
 def test_a_log_of_other_columns_is_refused(tmp_path):
     path = tmp_path / "log.csv"
     path.write_text("step,accuracy\n")

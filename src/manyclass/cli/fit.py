@@ -12,7 +12,7 @@ from manyclass.by_name import OBJECTIVES, OPTIMIZERS, SAMPLERS
 from manyclass.cli.options import SectionedCommand, as_user_error, check_device, path_argument, source_options
 from manyclass.cli.progress import reading
 from manyclass.cli.tables import print_measured
-from manyclass.errors import UserError
+from manyclass.errors import DiskFullError, UserError
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -150,6 +150,8 @@ def fit(
     if len(kinds) > 1:
         raise UserError(f"`--{kinds[0]}` and `--{kinds[1]}` must not both be given")
     kind = kinds[0] if kinds else "features"
+    if others["rmse_log_z"] is not None and k != "auto":
+        raise UserError(f"`--error` must come with `--k auto`, got {others['rmse_log_z']:g} with k = {k}")
     with as_user_error():
         settings = tasks.Settings(**others, k=_k(k), hidden_layers=_widths(hidden), seed=0 if seed is None else seed)
         if report:
@@ -194,17 +196,25 @@ def fit(
             assert source is not None
             tasks.check_source(kind, source)
             done = tasks.fit(kind, source, settings, out, how=how, told=told)
+        if done.measured is None:
+            step = done.history.progress.step
+            raise UserError(f"interrupted after step {step:,}; all of it is saved. To go on: {again}")
+        print_measured(done.measured, done.model.plan.kind)
+        if report:
+            written = write_report(tasks.report_of(done.model, done.history, done.measured, done.about), out)
+            print(f"report  {written.page}")
     except KeyboardInterrupt:
         if not (out / "fit.json").exists():
             raise UserError("interrupted; nothing was trained yet: the same command begins anew") from None
         kept = "the newest checkpoint is kept" if (out / "newest.safetensors").exists() else "nothing was trained yet"
         raise UserError(f"interrupted; {kept}: {again}") from None
-    if done.measured is None:
-        raise UserError(f"interrupted after step {done.history.progress.step:,}; all of it is saved. To go on: {again}")
-    print_measured(done.measured, done.model.plan.kind)
-    if report:
-        written = write_report(tasks.report_of(done.model, done.history, done.measured, done.about), out)
-        print(f"report  {written.page}")
+    except DiskFullError as error:
+        raise UserError(f"{error}. Then go on: {again}") from None
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        reason = error.strerror or error
+        raise UserError(f"cannot write into {out}: {reason}; what was trained is kept. To go on: {again}") from error
     print(f"model   {out}")
 
 
@@ -221,6 +231,6 @@ def _widths(text: str | None) -> tuple[int, ...] | None:
         return None
     parts = [part.strip() for part in text.split(",") if part.strip()]
     for part in parts:
-        if not part.isdecimal():
-            raise UserError(f"`--hidden` must be whole numbers with commas between, got {text!r}")
+        if not part.isdecimal() or int(part) < 1:
+            raise UserError(f"`--hidden` must be whole numbers, 1 or more, with commas between, got {text!r}")
     return tuple(map(int, parts))

@@ -1,5 +1,8 @@
 """All commands, and what becomes of errors."""
 
+import atexit
+import functools
+import signal
 import sys
 import textwrap
 
@@ -33,8 +36,15 @@ for command in (demo, fit, evaluate, predict, info, study, paper):
     app.add_command(command)
 
 
+@functools.cache
+def _end_quietly() -> None:
+    # By then all is done and said, and Python takes its time to end: Ctrl-C would be a traceback.
+    atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)
+
+
 def main() -> None:
     """Run the command line: what a user can mend is one line, and exit code 2; a bug keeps its traceback."""
+    _end_quietly()
     try:
         code = app(standalone_mode=False)
     except UserError as error:

@@ -84,7 +84,8 @@ def check_device(name: str) -> None:
     import torch
 
     try:
-        torch.empty(0, device=name)
+        # All that is random is drawn there: "meta" will not do.
+        torch.Generator(torch.empty(0, device=name).device)
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
         raise UserError(f"`--device` must be one that torch finds here, got {name!r}: {reason}") from None

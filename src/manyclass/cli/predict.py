@@ -69,6 +69,8 @@ def predict(
     if probabilities == "estimated" and not indexed:
         raise UserError("`--probabilities` must be exact or none without `--index`, got estimated")
     opened = tasks.open_model(model, which=which, device=device)
+    if keep_seen and opened.plan.kind != "sequences":
+        raise UserError(f"`--keep-seen` must be left out for {opened.plan.kind}")
     with _input(data) as path, _output(out) as file:
         source = tasks.Source(path, format=format, label=label, labels=labels)
         tasks.check_source(opened.plan.kind, source)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from manyclass.errors import UserError
+from manyclass.errors import DiskFullError, UserError
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
@@ -25,7 +25,8 @@ def replacing(path: Path, *, keep: Path | None = None) -> Iterator[BinaryIO]:
         keep: where to put the file that was there, in the same folder. None: nowhere.
 
     Raises:
-        UserError: the disk is full, or it cannot be written for another reason.
+        DiskFullError: the disk is full.
+        UserError: it cannot be written for another reason.
     """
     target = Path(os.path.realpath(path))
     beside = _beside(target)
@@ -43,7 +44,7 @@ def replacing(path: Path, *, keep: Path | None = None) -> Iterator[BinaryIO]:
             done = True
         _sync_folder(target.parent)
     except OSError as error:
-        raise UserError(_reason(path, error, done)) from None
+        raise _reason(path, error, done) from None
     finally:
         with contextlib.suppress(OSError):
             beside.unlink(missing_ok=True)
@@ -77,12 +78,12 @@ def _kept(target: Path, keep: Path | None) -> Iterator[None]:
             second.unlink(missing_ok=True)
 
 
-def _reason(path: Path, error: OSError, done: bool) -> str:
+def _reason(path: Path, error: OSError, done: bool) -> UserError:
     if done:
-        return f"saved {path}, but what is to follow failed: {error.strerror or error}"
+        return UserError(f"saved {path}, but what is to follow failed: {error.strerror or error}")
     if error.errno in _FULL:
-        return f"disk full while saving {path}: nothing was overwritten; free some space and save again"
-    return f"cannot save {path}: {error.strerror or error}; nothing was overwritten"
+        return DiskFullError(f"disk full while saving {path}: nothing was overwritten; free some space and save again")
+    return UserError(f"cannot save {path}: {error.strerror or error}; nothing was overwritten")
 
 
 def _beside(path: Path) -> Path:

@@ -244,6 +244,7 @@ def train(
         }
 
     checkpoints = Checkpoints(folder, state, model=model.content, every=how.checkpoint_every, by=kind.best_by)
+    log = CSVLog(folder / "log.csv", metrics=kind.metrics)
     training = parts["training"] = Training(
         model.head,
         task.train,
@@ -264,11 +265,12 @@ def train(
         report_every=20,
         penalty=None if task.penalty is None else _penalty(task.penalty, model),
         clip=settings.clip,
-        callbacks=[CSVLog(folder / "log.csv", metrics=kind.metrics), *how.callbacks, checkpoints],
+        callbacks=[log, *how.callbacks, checkpoints],
         seed=settings.seed,
     )
     if resume is not None:
         _load(checkpoints.resume(resume), folder / f"{resume}.safetensors", model, optimizers, schedulers, training)
+    _check_log(log)
     if begun is not None:
         begun()
     try:
@@ -307,6 +309,13 @@ def _load(
     except (KeyError, TypeError, ValueError, RuntimeError, AttributeError, IndexError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UserError(f"cannot go on from {path}: it is of another training: {reason}") from None
+
+
+def _check_log(log: CSVLog) -> None:
+    try:
+        log.check()
+    except (ValueError, OSError) as error:
+        raise UserError(f"cannot go on with the log: {error}; it may be moved away") from None
 
 
 def _lasting(settings: Settings) -> Settings:

@@ -90,6 +90,8 @@ def measure(model: Model, batches: Iterable[object]) -> Measured:
             batch = Batch.of(item, model.device)
             hidden = model.encoder(batch.inputs)
             present = batch.target != IGNORED
+            if not present.any():
+                continue
             target, exclude = batch.target[present], None if batch.exclude is None else batch.exclude[present]
             loss = model.head.exact_loss(hidden[present], target, exclude=exclude, reduction="none").double()
             found = [metric(hidden, batch)[present] for metric in metrics.values()]

@@ -12,10 +12,10 @@ from manyclass.training.batch import IGNORED
 
 # From ranks to a value each.
 METRICS: dict[str, Callable[[Tensor], Tensor]] = {
-    "accuracy": lambda rank: rank < 2,
+    "accuracy": lambda rank: rank <= 1,
     "accuracy@5": lambda rank: rank <= 5,
     "accuracy@10": lambda rank: rank <= 10,
-    "hits@1": lambda rank: rank < 2,
+    "hits@1": lambda rank: rank <= 1,
     "hits@3": lambda rank: rank <= 3,
     "hits@10": lambda rank: rank <= 10,
     "MRR": lambda rank: 1 / rank,

@@ -83,9 +83,8 @@ class SequencesKind:
     def questions(self, model: Model, source: Source, *, size: int) -> Iterator[Questions]:
         sequences = self._of(model, source)
         after = sequences.last_batches("next", size, length=model.plan.settings.length or 1)
-        users = iter(after.users.tolist())
-        for ids, lengths, _, seen in after:
-            shown = [sequences.user_names[user] for user, _ in zip(users, range(len(ids)), strict=False)]
+        for users, (ids, lengths, _, seen) in zip(after.users.split(size), after, strict=True):
+            shown = [sequences.user_names[user] for user in users.tolist()]
             yield Questions(shown, {"ids": ids, "last": lengths - 1}, seen)
 
     def _of(self, model: Model, source: Source) -> Sequences:

@@ -1,6 +1,7 @@
 """The next token of a text."""
 
 import math
+from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -172,13 +173,14 @@ def _ids(names: Names, tokens: Iterable[str]) -> list[int]:
 def _number(model: Model, path: Path) -> tuple[Tensor, int]:
     """The ids of a text, and how many of its tokens the model does not know."""
     split, names = SPLITS[model.plan.config["split"]], model.names
-    ids: list[int] = []
+    ids = array("q")
     unknown = 0
     for line in lines(path):
         tokens = [*split(line), END]
         unknown += sum(names.ids(token) is None for token in tokens)
-        ids += [i for i in _ids(names, tokens) if i >= 0]
-    return torch.tensor(ids, dtype=torch.int64), unknown
+        ids.extend(i for i in _ids(names, tokens) if i >= 0)
+    # Torch takes no buffer of nothing.
+    return torch.frombuffer(ids, dtype=torch.int64) if ids else torch.empty(0, dtype=torch.int64), unknown
 
 
 def _asked(held: Sequence[tuple[str, Sequence[int]]]) -> Questions:

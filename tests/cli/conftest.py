@@ -1,0 +1,2 @@
+from tests.tasks.conftest import one_thread as one_thread
+from tests.tasks.conftest import trained as trained

@@ -1,0 +1,39 @@
+"""What is told of a model."""
+
+import shutil
+
+import pytest
+
+from tests.cli.command import run
+from tests.tasks.problems import KINDS
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_model_is_told_of(trained, capsys, kind):
+    done, out, data = trained(kind)
+    assert run("info", out) == 0
+    told = capsys.readouterr().out
+    plain = " ".join(told.replace("│", " ").split())
+    assert f"kind {kind}" in plain
+    assert f"classes {len(done.model.names)}, such as {done.model.names[0]!r}" in plain
+    assert f"examples {done.model.plan.counts.sum():,.0f} trained on" in plain
+    number = sum(parameter.numel() for parameter in done.model.parameters())
+    assert f"parameters {number:,}; class vectors {len(done.model.names)} × {done.model.head.dim}" in plain
+    assert "sampler Learned" in plain
+    assert "objective Likelihood" in plain
+    assert f"newest step {done.history.progress.step:,}," in plain
+    assert "best" in plain
+    assert data.name in told.replace("\n", "")
+    assert "None" not in told
+
+
+def test_a_checkpoint_that_is_damaged_is_told_of(trained, tmp_path, capsys):
+    folder = shutil.copytree(trained("features")[1], tmp_path / "copied")
+    (folder / "newest.safetensors").write_bytes(b"half of")
+    assert run("info", folder) == 0
+    assert "damaged" in capsys.readouterr().out
+
+
+def test_a_folder_that_holds_none_is_one_line(tmp_path, capsys):
+    assert run("info", tmp_path) == 2
+    assert capsys.readouterr().err.count("\n") == 1

@@ -1,0 +1,241 @@
+"""What answers look like, and where they come from and go to."""
+
+import io
+import json
+import math
+import shutil
+import sys
+
+import pytest
+import torch
+
+from manyclass import tasks
+from tests.cli.command import run
+from tests.tasks import problems
+from tests.tasks.problems import CLASSES
+
+
+def ask(folder, content, name="asked.txt"):
+    path = folder / name
+    path.write_text(content)
+    return path
+
+
+def answers(capsys):
+    return [line.split("\t") for line in capsys.readouterr().out.splitlines()]
+
+
+def objects(capsys):
+    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+
+@pytest.fixture
+def copied(trained, tmp_path):
+    """A function from a kind to a model of it in a folder that the test may change."""
+    return lambda kind: shutil.copytree(trained(kind)[1], tmp_path / "copied")
+
+
+def test_columns_and_objects_say_the_same(trained, tmp_path, capsys):
+    done, out, _ = trained("features")
+    asked = ask(tmp_path, "1:1\n5:1\n", "asked.svm")
+    assert run("predict", out, asked, "--top", 4) == 0
+    rows = answers(capsys)
+    assert run("predict", out, asked, "--top", 4, "--json") == 0
+    found = objects(capsys)
+    assert [row[0] for row in rows] == [each["example"] for each in found] == ["0", "1"]
+    assert [row[1::2] for row in rows] == [each["classes"] for each in found]
+    for row, each in zip(rows, found, strict=True):
+        assert [float(chance) for chance in row[2::2]] == pytest.approx(each["probabilities"], rel=1e-5)
+        assert set(each) == {"example", "classes", "probabilities"}
+    with torch.no_grad():
+        hidden = torch.zeros(2, 32)
+        hidden[0, 0] = hidden[1, 4] = 1
+        exact = done.model.head.log_prob(hidden, torch.arange(CLASSES)).exp().topk(4)
+    assert [each["classes"] for each in found] == [[done.model.names[i] for i in row] for row in exact.indices.tolist()]
+    assert found[1]["probabilities"] == pytest.approx(exact.values[1].tolist(), rel=1e-5)
+
+
+def test_probabilities_may_be_left_out(trained, tmp_path, capsys):
+    _, out, _ = trained("features")
+    asked = ask(tmp_path, "1:1\n", "asked.svm")
+    assert run("predict", out, asked, "--probabilities", "none", "--top", 3) == 0
+    assert len(answers(capsys)[0]) == 1 + 3
+    assert run("predict", out, asked, "--probabilities", "none", "--top", 3, "--json") == 0
+    assert set(objects(capsys)[0]) == {"example", "classes"}
+
+
+def test_there_are_no_more_answers_than_classes(trained, tmp_path, capsys):
+    _, out, _ = trained("features")
+    assert run("predict", out, ask(tmp_path, "1:1\n", "asked.svm"), "--top", 1000, "--json") == 0
+    (found,) = objects(capsys)
+    assert len(set(found["classes"])) == CLASSES
+    assert sum(found["probabilities"]) == pytest.approx(1, abs=1e-5)
+
+
+def test_what_a_user_has_is_no_answer_unless_it_is_asked_for(trained, tmp_path, capsys):
+    _, out, _ = trained("sequences")
+    has = [f"w{i:02}" for i in range(0, CLASSES, 2)]
+    asked = ask(tmp_path, "".join(f"ann\t{item}\n" for item in has) + "ben\tw01\n")
+    assert run("predict", out, asked, "--top", CLASSES, "--json") == 0
+    ann, ben = objects(capsys)
+    assert sorted(ann["classes"]) == [f"w{i:02}" for i in range(1, CLASSES, 2)]
+    assert "w01" not in ben["classes"]
+    assert len(ben["classes"]) == CLASSES - 1
+    assert run("predict", out, asked, "--top", CLASSES, "--json", "--keep-seen") == 0
+    kept = objects(capsys)
+    assert [len(each["classes"]) for each in kept] == [CLASSES, CLASSES]
+    # Probabilities are over all items in both cases.
+    chances = dict(zip(kept[0]["classes"], kept[0]["probabilities"], strict=True))
+    assert ann["probabilities"] == pytest.approx([chances[name] for name in ann["classes"]], rel=1e-5)
+
+
+def test_only_users_have_seen_something(trained, tmp_path, capsys):
+    _, out, _ = trained("text")
+    assert run("predict", out, ask(tmp_path, "w00\n"), "--keep-seen") == 2
+    assert capsys.readouterr().err == "manyclass: `--keep-seen` must be left out for text\n"
+
+
+def test_every_user_has_his_own_line(trained, tmp_path, capsys):
+    """Of more users than are answered at once."""
+    _, out, _ = trained("sequences")
+    asked = ask(tmp_path, "".join(f"u{user}\tw{user % CLASSES:02}\n" for user in range(600)))
+    assert run("predict", out, asked, "--top", 1, "--json") == 0
+    found = objects(capsys)
+    assert [each["example"] for each in found] == [f"u{user}" for user in range(600)]
+    # Users of the same item get the same answer, wherever they stand.
+    by_item = {}
+    for user, each in enumerate(found):
+        by_item.setdefault(user % CLASSES, set()).add(each["classes"][0])
+    assert all(len(names) == 1 for names in by_item.values())
+
+
+def test_a_question_mark_asks_for_a_head_or_a_tail(trained, tmp_path, capsys):
+    _, out, _ = trained("triples")
+    asked = ask(tmp_path, "w05\tplus 1\nw05\tplus 1\t?\n?\tplus 1\tw05\n")
+    assert run("predict", out, asked, "--top", 2, "--json") == 0
+    tail, same, head = objects(capsys)
+    assert tail["classes"] == same["classes"]
+    assert "w06" in tail["classes"]
+    assert "w04" in head["classes"]
+
+
+@pytest.mark.parametrize("kind", ["text", "features"])
+def test_a_dash_is_the_standard_input(trained, tmp_path, capsys, monkeypatch, kind):
+    _, out, _ = trained(kind)
+    content, format_ = {"text": ("w00 w01\nw05\n", []), "features": ("1:1\n2:1\n", ["--format", "svmlight"])}[kind]
+    assert run("predict", out, ask(tmp_path, content, "asked.svm"), *format_) == 0
+    expected = capsys.readouterr().out
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content.encode())))
+    assert run("predict", out, "-", *format_) == 0
+    assert capsys.readouterr().out == expected
+
+
+def test_answers_may_go_into_a_file(trained, tmp_path, capsys):
+    _, out, _ = trained("text")
+    asked, file = ask(tmp_path, "w00 w01\nw05\n"), tmp_path / "answers.tsv"
+    assert run("predict", out, asked) == 0
+    expected = capsys.readouterr().out
+    assert run("predict", out, asked, "--out", file) == 0
+    assert capsys.readouterr().out == ""
+    assert file.read_text() == expected
+
+
+def test_a_file_of_answers_is_as_it_was_where_a_question_cannot_be_read(trained, tmp_path, capsys):
+    _, out, _ = trained("triples")
+    asked, file = ask(tmp_path, "w05\tplus 1\n" * 300 + "horse\tplus 1\n"), tmp_path / "answers.tsv"
+    file.write_text("those of yesterday\n")
+    assert run("predict", out, asked, "--out", file) == 2
+    assert "got 'horse" in capsys.readouterr().err
+    assert file.read_text() == "those of yesterday\n"
+    assert problems.files(tmp_path) == ["answers.tsv", "asked.txt"]
+    assert run("predict", out, asked, "--out", tmp_path / "none" / "answers.tsv") == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"manyclass: cannot save {tmp_path / 'none' / 'answers.tsv'}: there is no folder")
+
+
+def test_an_index_is_made_once_and_again_for_another_model(copied, tmp_path, capsys):
+    pytest.importorskip("faiss")
+    out = copied("text")
+    asked = ask(tmp_path, "".join(f"w{i:02} w{(2 * i + 1) % CLASSES:02}\n" for i in range(CLASSES)))
+    made, expected = [], None
+    for attempt in range(2):
+        assert run("predict", out, asked, "--index", "--recall", 1.0) == 0
+        found, told = capsys.readouterr()
+        made.append("recall@5" in told)
+        expected = expected or found
+        assert found == expected, attempt
+    assert made == [True, False]
+    # More classes than it was tuned for, or more of them found.
+    assert run("predict", out, asked, "--index", "--recall", 1.0, "--top", 7) == 0
+    assert "recall@7" in capsys.readouterr().err
+    content = tasks.open_model(out)
+    with torch.no_grad():
+        content.head.weight.add_(torch.randn_like(content.head.weight))
+    from manyclass import storage
+
+    storage.save(out / "best.safetensors", content.content(), kind="model")
+    assert run("predict", out, asked, "--index", "--recall", 1.0, "--top", 7) == 0
+    assert "recall@7" in capsys.readouterr().err
+    (out / "index.safetensors").write_bytes(b"nothing of the kind")
+    assert run("predict", out, asked, "--index", "--recall", 1.0, "--top", 7) == 0
+    assert "recall@7" in capsys.readouterr().err
+
+
+def test_an_index_that_finds_all_gives_the_exact_answers(copied, tmp_path, capsys):
+    pytest.importorskip("faiss")
+    out = copied("text")
+    asked = ask(tmp_path, "".join(f"w{i:02}\n" for i in range(CLASSES)))
+    assert run("predict", out, asked, "--json") == 0
+    exact = objects(capsys)
+    assert run("predict", out, asked, "--json", "--index", "--recall", 1.0) == 0
+    found = objects(capsys)
+    assert [each["classes"] for each in found] == [each["classes"] for each in exact]
+    for one, other in zip(found, exact, strict=True):
+        assert one["probabilities"] == pytest.approx(other["probabilities"], rel=1e-4)
+
+
+def test_estimated_probabilities_carry_an_error(copied, tmp_path, capsys):
+    pytest.importorskip("faiss")
+    out = copied("text")
+    asked = ask(tmp_path, "".join(f"w{i:02}\n" for i in range(CLASSES)))
+    assert run("predict", out, asked, "--json") == 0
+    exact = objects(capsys)
+    assert run("predict", out, asked, "--json", "--index", "--probabilities", "estimated", "--draws", 6) == 0
+    found = objects(capsys)
+    assert all(math.isfinite(each["log_error"]) and each["log_error"] >= 0 for each in found)
+    # So few classes are all summed as they are.
+    for one, other in zip(found, exact, strict=True):
+        assert one["probabilities"][0] == pytest.approx(other["probabilities"][0], rel=0.05)
+    assert run("predict", out, asked, "--index", "--probabilities", "estimated") == 0
+    assert all(len(row) == 1 + 2 * 5 for row in answers(capsys))
+
+
+def test_one_question_is_too_few_to_tune_an_index_on(copied, tmp_path, capsys):
+    pytest.importorskip("faiss")
+    out, asked = copied("text"), ask(tmp_path, "w00\n")
+    assert run("predict", out, asked, "--index") == 2
+    error = capsys.readouterr().err
+    assert error == f"manyclass: `data` must hold at least 2 examples to tune an index on, got {asked}\n"
+
+
+def test_a_reader_that_has_enough_ends_it_quietly(trained, tmp_path, monkeypatch):
+    _, out, _ = trained("text")
+
+    class Closed(io.StringIO):
+        def write(self, text):
+            raise BrokenPipeError
+
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    monkeypatch.setattr(sys, "stdout", Closed())
+    assert run("predict", out, ask(tmp_path, "w00\n")) == 0
+
+
+def test_data_without_labels_is_enough(trained, tmp_path, capsys):
+    """The same rows, labelled or not, have the same answers."""
+    _, out, _ = trained("features")
+    rows = (trained("features")[2]).read_text().splitlines()[:5]
+    assert run("predict", out, ask(tmp_path, "\n".join(rows) + "\n", "labelled.svm")) == 0
+    expected = capsys.readouterr().out
+    bare = "\n".join(row.split(" ", 1)[1] for row in rows) + "\n"
+    assert run("predict", out, ask(tmp_path, bare, "bare.svm")) == 0
+    assert capsys.readouterr().out == expected

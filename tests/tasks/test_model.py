@@ -1,0 +1,77 @@
+"""A model in a folder, and what is no model."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from manyclass import storage, tasks
+from manyclass.errors import UserError
+from manyclass.tasks.model import model_of
+from tests.tasks.problems import KINDS
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_kept_is_all_that_answers_need(trained, tmp_path, kind):
+    done, _, _ = trained(kind)
+    storage.save(tmp_path / "best.safetensors", done.model.content(), kind="model")
+    opened = tasks.open_model(tmp_path)
+    assert opened.plan.kind == kind
+    assert list(opened.names) == list(done.model.names)
+    assert torch.equal(opened.plan.counts, done.model.plan.counts)
+    assert opened.plan.config == done.model.plan.config
+    assert not any(name.startswith("head.sampler.") for name in done.model.content()["parameters"])
+
+
+def test_opening_draws_nothing(trained):
+    _, folder, _ = trained("text")
+    torch.manual_seed(3)
+    expected = torch.rand(3)
+    torch.manual_seed(3)
+    tasks.open_model(folder)
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_the_best_is_opened_and_else_the_newest(trained, tmp_path):
+    _, folder, _ = trained("features")
+    newest = storage.load(folder / "newest.safetensors", kind="checkpoint")
+    storage.save(tmp_path / "newest.safetensors", newest, kind="checkpoint")
+    opened = tasks.open_model(tmp_path)
+    assert torch.equal(opened.head.weight, newest["state"]["whole"]["head.weight"])
+    with pytest.raises(UserError, match=r"best.safetensors: there is no such file; .*newest.safetensors can be read"):
+        tasks.open_model(tmp_path, which="best")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda content: content.update(kind="pictures"),
+        lambda content: content.pop("names"),
+        lambda content: content.update(names=content["counts"]),
+        lambda content: content.update(counts=content["counts"][:3]),
+        lambda content: content.update(counts="many"),
+        lambda content: content.update(counts=-content["counts"]),
+        lambda content: content.update(config={}),
+        lambda content: content.update(config=5),
+        lambda content: content.update(settings={"colour": "red"}),
+        lambda content: content["parameters"].pop("head.bias"),
+        lambda content: content["parameters"].update(extra=torch.zeros(1)),
+        lambda content: content["parameters"].update({"head.bias": torch.zeros(2)}),
+        lambda content: content.update(parameters=5),
+        lambda content: content.clear(),
+    ],
+)
+def test_what_is_no_model_is_refused_in_one_line(trained, tmp_path, change):
+    done, _, _ = trained("features")
+    content = done.model.content()
+    change(content)
+    with pytest.raises(UserError) as refused:
+        model_of(content, tmp_path / "best.safetensors")
+    assert "\n" not in str(refused.value)
+
+
+def test_a_sampler_is_built_anew(trained):
+    done, _, _ = trained("features")
+    content = done.model.content()
+    content["settings"] = replace(done.model.plan.settings, sampler="systematic").to_json()
+    assert type(model_of(content, None).head.sampler).__name__ == "Systematic"

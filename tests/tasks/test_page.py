@@ -1,0 +1,100 @@
+"""A training as a page: what stands on it, not how it looks."""
+
+import pytest
+
+from manyclass import tasks
+from manyclass.report import Figure, Table
+from tests.tasks.problems import KINDS, fit
+
+SECTIONS = [
+    "What came out",
+    "Learning curves",
+    "Error of the approximation",
+    "Rare and frequent classes",
+    "Where the time went",
+]
+
+
+def report(trained, kind):
+    done = trained(kind)[0]
+    return done, tasks.report_of(done.model, done.history, done.measured, done.about)
+
+
+def section(page, title):
+    return next(section for section in page.sections if section.title == title).parts
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_all_sections_are_there(trained, kind):
+    done, page = report(trained, kind)
+    assert [section.title for section in page.sections] == SECTIONS
+    assert page.title == f"A model of {kind}"
+    assert all(line[1:] in page.summary for line in done.about)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_came_out_is_what_was_measured(trained, kind):
+    done, page = report(trained, kind)
+    (table,) = section(page, "What came out")
+    told = dict(table.rows)
+    assert told["held-out loss, exact"] == f"{done.measured.loss:.4f}"
+    assert told["perplexity"] == f"{done.measured.perplexity:,.2f}"
+    for name, value in done.measured.metrics.items():
+        assert told[name] == f"{value:.4f}"
+    assert told["best at step"] == f"{done.history.best_step:,}"
+    assert told["classes"] == str(len(done.model.names))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_curves_are_those_of_the_records(trained, kind):
+    done, page = report(trained, kind)
+    (figure,) = section(page, "Learning curves")
+    steps, seconds, metrics = figure.panels
+    evaluated = [record for record in done.history.records if record.held_out_loss is not None]
+    for panel in (steps, seconds):
+        training, held_out = panel.curves
+        assert list(training.y) == [record.loss for record in done.history.records]
+        assert list(held_out.y) == [record.held_out_loss for record in evaluated]
+    assert list(steps.curves[1].x) == [record.step for record in evaluated]
+    assert list(seconds.curves[1].x) == [record.seconds for record in evaluated]
+    assert [curve.label for curve in metrics.curves] == list(tasks.KINDS[kind].metrics)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rare_and_frequent_classes_have_a_row_each_band(trained, kind):
+    done, page = report(trained, kind)
+    figure, table = section(page, "Rare and frequent classes")
+    assert isinstance(figure, Figure)
+    assert [row[0] for row in table.rows] == [band.name for band in done.measured.bands]
+    assert [row[2] for row in table.rows] == [f"{band.loss:.3f}" for band in done.measured.bands]
+    # On a logarithmic axis 0 has no place.
+    assert all(x > 0 for panel in figure.panels for curve in panel.curves for x in curve.x)
+
+
+def test_the_time_is_all_of_it(trained):
+    done, page = report(trained, "text")
+    (table,) = section(page, "Where the time went")
+    assert isinstance(table, Table)
+    assert len(table.rows) == len(done.history.spent) >= 4
+    assert sum(float(row[2].rstrip("%")) for row in table.rows) == pytest.approx(100, abs=4)
+    assert not {row[0] for row in table.rows} & set(done.history.spent)
+
+
+def test_the_error_is_that_of_the_probes_where_there_were_any(trained, tmp_path):
+    _, page = report(trained, "features")
+    assert section(page, "Error of the approximation") == ["None was measured; the sampler is Learned."]
+    done, _ = fit("features", tmp_path, how=tasks.Fit(probe_every=10))
+    page = tasks.report_of(done.model, done.history, done.measured, done.about)
+    (figure,) = section(page, "Error of the approximation")
+    probed = [record for record in done.history.records if record.rmse_log_z is not None]
+    assert list(figure.panels[0].curves[0].y) == [record.rmse_log_z for record in probed]
+    assert len(probed) >= 4
+
+
+def test_notes_tell_settings_and_limits(trained):
+    done, page = report(trained, "text")
+    told = " ".join(page.notes)
+    assert "stopped by epochs" in told
+    assert f"{done.history.progress.step:,} steps" in told
+    assert "dim 16" in told
+    assert "None" not in told

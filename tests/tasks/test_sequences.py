@@ -1,0 +1,99 @@
+"""The last item of each user, among all items."""
+
+import pytest
+import torch
+
+from manyclass import tasks
+from manyclass.errors import UserError
+from manyclass.tasks.sequences import Last
+from tests.tasks.problems import SETTINGS, write_sequences
+
+KIND = tasks.KINDS["sequences"]
+
+
+def lines(path):
+    """The items of each user, by a loop over the file."""
+    found = {}
+    for line in path.read_text().splitlines():
+        user, item = line.split("\t")
+        found.setdefault(user, []).append(item)
+    return found
+
+
+def test_the_last_item_of_each_user_is_ranked_among_all(trained):
+    done, _, data = trained("sequences")
+    model = done.model.eval()
+    batches, about = KIND.evaluation(model, tasks.Source(data))
+    measured = tasks.measure(model, batches)
+    assert about == (f"views.tsv: the last item of 60 users, ranked among all {len(model.names)}",)
+    hits, gains, losses = [], [], []
+    with torch.no_grad():
+        for items in lines(data).values():
+            ids = [model.names.ids(item) for item in items]
+            scores = model.head.weight @ model.encoder(torch.tensor([ids[:-1]]))[0, -1] + model.head.bias
+            # Items that the user has are ranked too: who watches something again is no rarity.
+            rank = 1 + (scores > scores[ids[-1]]).sum().item()
+            hits.append(rank <= 10)
+            gains.append(1 / torch.tensor(1.0 + rank).log2().item() if rank <= 10 else 0.0)
+            losses.append(-scores.log_softmax(0)[ids[-1]].item())
+    assert measured.examples == 60
+    assert measured.metrics["HR@10"] == pytest.approx(sum(hits) / 60)
+    assert measured.metrics["NDCG@10"] == pytest.approx(sum(gains) / 60, rel=1e-5)
+    assert measured.loss == pytest.approx(sum(losses) / 60, rel=1e-5)
+
+
+def test_what_is_evaluated_was_neither_trained_on_nor_chosen_by(tmp_path):
+    data = write_sequences(tmp_path)
+    task = KIND.read(tasks.Source(data), SETTINGS["sequences"].over(KIND.defaults), tmp_path / "none")
+    items, names = lines(data), task.plan.names
+    assert task.plan.counts.sum() == sum(len(own) - 2 for own in items.values())
+    chosen_by = [names[c] for _, target in task.held_out(None) for c in target.tolist()]
+    assert chosen_by == [own[-2] for own in items.values()]
+    trained_on = sum((target >= 0).sum().item() for _, target in task.train)
+    assert trained_on == sum(len(own) - 3 for own in items.values())
+
+
+def test_only_as_much_of_the_past_is_read_as_was_trained_on(trained, tmp_path):
+    done, _, _ = trained("sequences")
+    path = tmp_path / "long.tsv"
+    path.write_text("".join(f"u\tw{i % 24:02}\n" for i in range(40)))
+    ((inputs, _),) = KIND.evaluation(done.model, tasks.Source(path))[0]
+    assert [done.model.names[i] for i in inputs["ids"][0].tolist()] == [f"w{i % 24:02}" for i in range(27, 39)]
+    assert inputs["last"].tolist() == [11]
+
+
+def test_a_limit_is_of_whole_batches_and_at_least_one(tmp_path):
+    data = write_sequences(tmp_path, users=1200)
+    task = KIND.read(tasks.Source(data), SETTINGS["sequences"].over(KIND.defaults), tmp_path / "none")
+    sizes = {limit: [len(target) for _, target in task.held_out(limit)] for limit in (None, 10, 1100, 10_000)}
+    assert sizes == {None: [512, 512, 176], 10: [512], 1100: [512, 512], 10_000: [512, 512, 176]}
+    assert all(len(task.held_out(limit)) == len(found) for limit, found in sizes.items())
+    assert isinstance(task.held_out(None), Last)
+
+
+def test_items_that_are_not_known_are_left_out_and_said(trained, tmp_path):
+    done, _, _ = trained("sequences")
+    path = tmp_path / "new.tsv"
+    path.write_text("u\tw00\nu\tunicorn\nu\tw01\nv\thorse\nu\tw02\nu\tw03\n")
+    batches, about = KIND.evaluation(done.model, tasks.Source(path))
+    assert about[0] == "new.tsv: the last item of 1 users, ranked among all 24"
+    assert about[1] == "2 lines of items that the model does not know"
+    ((inputs, target),) = batches
+    assert [done.model.names[i] for i in inputs["ids"][0].tolist()] == ["w00", "w01", "w02"]
+    assert target.tolist() == [done.model.names.ids("w03")]
+    path.write_text("u\thorse\n")
+    with pytest.raises(UserError, match="of 1 lines none has an item that the model knows"):
+        KIND.evaluation(done.model, tasks.Source(path))
+
+
+def test_every_user_is_asked_for_and_what_he_has_is_left_out(trained, tmp_path):
+    done, _, _ = trained("sequences")
+    path = tmp_path / "new.tsv"
+    path.write_text("u\tw00\nv\tw05\nu\tw01\nx\tw09\nu\tw00\n")
+    names = done.model.names
+    asked = list(KIND.questions(done.model, tasks.Source(path), size=2))
+    assert [questions.shown for questions in asked] == [["u", "v"], ["x"]]
+    assert {names[i] for i in asked[0].exclude[0].tolist() if i >= 0} == {"w00", "w01"}
+    assert {names[i] for i in asked[0].exclude[1].tolist() if i >= 0} == {"w05"}
+    last = asked[0].inputs["last"].tolist()
+    assert [names[i] for i in asked[0].inputs["ids"][0, : last[0] + 1].tolist()] == ["w00", "w01", "w00"]

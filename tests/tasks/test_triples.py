@@ -1,0 +1,147 @@
+"""Tails of triples, and heads by reciprocal relations; ranks are filtered."""
+
+import pytest
+import torch
+
+from manyclass import tasks
+from manyclass.errors import UserError
+from manyclass.tasks.triples import TripleBatches
+from tests.tasks.problems import SETTINGS, write_triples
+
+KIND = tasks.KINDS["triples"]
+
+
+def lines(path):
+    return [tuple(line.split("\t")) for line in path.read_text().splitlines()]
+
+
+def slow(model, asked, known):
+    """Filtered ranks of tails and of heads, by complex arithmetic."""
+    entities = torch.complex(*model.encoder.entities.weight.detach().double().chunk(2, 1))
+    relations = torch.complex(*model.encoder.relations.weight.detach().double().chunk(2, 1))
+    names, kinds = model.names, list(model.plan.config["relations"])
+    ranks = []
+    for backwards in (False, True):
+        for head, relation, tail in asked:
+            given, wanted = (tail, head) if backwards else (head, tail)
+            row = relations[kinds.index(relation) + (len(kinds) if backwards else 0)]
+            scores = (entities[names.ids(given)] * row * entities.conj()).sum(1).real
+            others = {
+                h if backwards else t for h, r, t in known if r == relation and (t if backwards else h) == given
+            } - {wanted}
+            left = [i for i, name in enumerate(names) if name not in others]
+            own = names.ids(wanted)
+            ranks.append(1 + sum((scores[i] > scores[own]).item() for i in left))
+    return ranks
+
+
+def test_ranks_of_a_folder_are_filtered_by_all_of_it_both_ways(trained):
+    done, _, data = trained("triples")
+    parts = {part: lines(data / f"{part}.txt") for part in ("train", "valid", "test")}
+    ranks = slow(done.model, parts["test"], [triple for part in parts.values() for triple in part])
+    batches, about = KIND.evaluation(done.model, tasks.Source(data))
+    measured = tasks.measure(done.model, batches)
+    assert about == ("graph: 10 test triples, each both ways, ranks filtered",)
+    assert measured.examples == len(ranks) == 20
+    assert measured.metrics["MRR"] == pytest.approx(sum(1 / rank for rank in ranks) / 20)
+    for n in (1, 3, 10):
+        assert measured.metrics[f"hits@{n}"] == pytest.approx(sum(rank <= n for rank in ranks) / 20)
+
+
+def test_a_file_is_filtered_by_itself(trained):
+    done, _, data = trained("triples")
+    asked = lines(data / "valid.txt")
+    ranks = slow(done.model, asked, asked)
+    batches, about = KIND.evaluation(done.model, tasks.Source(data / "valid.txt"))
+    assert about[0].startswith("valid.txt: 10 ")
+    assert tasks.measure(done.model, batches).metrics["MRR"] == pytest.approx(sum(1 / rank for rank in ranks) / 20)
+
+
+def test_what_is_held_out_is_filtered_too(trained):
+    done, _, data = trained("triples")
+    parts = {part: lines(data / f"{part}.txt") for part in ("train", "valid", "test")}
+    ranks = slow(done.model, parts["valid"], [triple for part in parts.values() for triple in part])
+    assert done.measured.metrics["MRR"] == pytest.approx(sum(1 / rank for rank in ranks) / 20)
+
+
+def test_training_goes_both_ways_and_counts_both_ends(tmp_path):
+    data = write_triples(tmp_path)
+    task = KIND.read(tasks.Source(data), SETTINGS["triples"].over(KIND.defaults), tmp_path / "none")
+    names, kinds = task.plan.names, task.plan.config["relations"]
+    seen = set()
+    for pairs, tails in ((pairs, tails) for pairs, tails, _ in task.train):
+        for (given, relation), wanted in zip(pairs.tolist(), tails.tolist(), strict=True):
+            forwards = relation < len(kinds)
+            ends = (names[given], names[wanted]) if forwards else (names[wanted], names[given])
+            seen.add((ends[0], kinds[relation % len(kinds)], ends[1], forwards))
+    assert seen == {(*triple, way) for triple in lines(data / "train.txt") for way in (True, False)}
+    counts = dict.fromkeys(names, 0)
+    for head, _, tail in lines(data / "train.txt"):
+        counts[head] += 1
+        counts[tail] += 1
+    assert dict(zip(names, task.plan.counts.tolist(), strict=True)) == counts
+
+
+def test_of_a_file_alone_one_triple_in_twenty_is_held_out(tmp_path):
+    data = write_triples(tmp_path) / "train.txt"
+    task = KIND.read(tasks.Source(data), SETTINGS["triples"].over(KIND.defaults), tmp_path / "none")
+    assert sum(len(tails) for _, tails, _ in task.held_out(None)) == 2 * 5
+    assert sum(len(tails) for _, tails, _ in task.train) == 2 * 95
+    again = KIND.read(tasks.Source(data), SETTINGS["triples"].over(KIND.defaults), tmp_path / "none")
+    assert torch.equal(task.plan.counts, again.plan.counts)
+
+
+def test_orders_follow_from_seed_and_epoch():
+    triples = torch.arange(300).reshape(100, 3)
+    batches = TripleBatches(triples, 30, seed=1)
+    orders = []
+    for epoch in (0, 1, 0):
+        batches.set_epoch(epoch)
+        assert len(list(batches)) == len(batches) == 4
+        orders.append(torch.cat([tails for _, tails, _ in batches]))
+    assert torch.equal(orders[0], orders[2])
+    assert not torch.equal(orders[0], orders[1])
+    assert torch.equal(orders[1].sort().values, triples[:, 2])
+    assert torch.equal(torch.cat([tails for _, tails, _ in TripleBatches(triples, 30)]), triples[:, 2])
+
+
+def test_entities_and_relations_that_are_not_known_are_left_out_and_said(trained, tmp_path):
+    done, _, _ = trained("triples")
+    path = tmp_path / "new.txt"
+    path.write_text("w00\tplus 1\tw01\nw00\tplus 1\tunicorn\nw00\trides\tw01\n")
+    batches, about = KIND.evaluation(done.model, tasks.Source(path))
+    told = "; 2 of entities or relations that the model does not know are left out"
+    assert about[0].endswith(told)
+    assert tasks.measure(done.model, batches).examples == 2
+    path.write_text("horse\tplus 1\tunicorn\n")
+    with pytest.raises(UserError, match="`data` must hold triples that the model knows, got 1 of others in"):
+        KIND.evaluation(done.model, tasks.Source(path))
+
+
+def test_a_question_asks_for_a_tail_or_a_head(trained, tmp_path):
+    done, _, _ = trained("triples")
+    path = tmp_path / "asked.txt"
+    path.write_text("w03\tplus 2\nw03\tplus 2\t?\n?\tplus 2\tw03\n")
+    (asked,) = KIND.questions(done.model, tasks.Source(path), size=9)
+    entity, kinds = done.model.names.ids("w03"), list(done.model.plan.config["relations"])
+    relation = kinds.index("plus 2")
+    assert asked.inputs.tolist() == [[entity, relation], [entity, relation], [entity, relation + len(kinds)]]
+    assert asked.shown == path.read_text().splitlines()
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("w03", "head TAB relation, or a \\? in the place of"),
+        ("?\tplus 2\t?", "head TAB relation, or a \\? in the place of"),
+        ("w03\tplus 2\tw05", "head TAB relation, or a \\? in the place of"),
+        ("horse\tplus 2", "entities and relations that the model knows, got 'horse"),
+        ("w03\trides\t?", "entities and relations that the model knows, got 'w03"),
+    ],
+)
+def test_a_line_that_asks_for_nothing_is_named(trained, tmp_path, line, message):
+    done, _, _ = trained("triples")
+    path = tmp_path / "asked.txt"
+    path.write_text(f"w03\tplus 2\n{line}\n")
+    with pytest.raises(UserError, match=f"`data` must hold {message}.* in line 2 of"):
+        list(KIND.questions(done.model, tasks.Source(path), size=9))
