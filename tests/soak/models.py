@@ -39,7 +39,7 @@ class Small:
         write(folder / self.file, self.data)
         if self.asked is not None:
             write(folder / "asked", self.asked)
-        done = called(*self.fit(folder / self.file, folder / "model"))
+        done = called(*self.fit(folder / self.file, folder / "model"), "--checkpoint-every", 0)
         assert done.code == 0, f"{self.file}: {done.err}"
         return folder / "model"
 
