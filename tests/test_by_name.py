@@ -52,7 +52,7 @@ def test_k_may_follow_from_an_error(name):
 
 @pytest.mark.parametrize("name", ["clustered", "exact"])
 def test_a_fixed_k_follows_from_nothing(name):
-    with pytest.raises(ValueError, match=r"`k` must be a number or None for a \w+, whose k is fixed, got 'auto'"):
+    with pytest.raises(ValueError, match=r"`k` must be a number or None for \w+, whose k is fixed, got 'auto'"):
         make_sampler(name, counts(), k="auto")
 
 

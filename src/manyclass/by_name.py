@@ -93,5 +93,5 @@ def make_budget(sampler: Sampler, rmse_log_z: float | None = None) -> Budget:
         ValueError: its k is fixed.
     """
     if not isinstance(sampler, AdjustableSampler):
-        raise ValueError(f"`k` must be a number or None for a {type(sampler).__name__}, whose k is fixed, got 'auto'")
+        raise ValueError(f"`k` must be a number or None for {type(sampler).__name__}, whose k is fixed, got 'auto'")
     return Budget(sampler, RMSE_LOG_Z if rmse_log_z is None else rmse_log_z)

@@ -279,7 +279,7 @@ def test_a_parameter_that_cannot_be_is_named(options, error, message):
 
 def test_a_sampler_whose_number_of_classes_is_fixed_does_not_follow_the_error():
     X, y = gaussian(1100, 1200)
-    with pytest.raises(ValueError, match="`k` must be a number or None for a Clustered"):
+    with pytest.raises(ValueError, match="`k` must be a number or None for Clustered"):
         ManyClassClassifier(sampler="clustered", k="auto").fit(X, y)
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from manyclass import ClassHead
-from manyclass.inference import Index, IndexState
+from manyclass.inference import Index, IndexState, _lists
 from manyclass.samplers import Exhaustive
 from tests.inference.model import C, D, trained
 
@@ -273,3 +273,15 @@ def test_a_head_on_a_gpu():
     assert index.search(hidden, 5).is_cuda
     assert index.recall(hidden) > 0.85
     assert Index.from_state(index.state(), head).recall(hidden) == pytest.approx(index.recall(hidden))
+
+
+def test_classes_unlike_all_others_are_found(monkeypatch):
+    """Frequent classes are few and far from the rest: what codes are made for must not be learnt without them."""
+    monkeypatch.setattr(_lists, "_CHUNK", 64)
+    monkeypatch.setattr(_lists, "_SAMPLE", 2)
+    head, hidden = trained()
+    with torch.no_grad():
+        head.bias[2900:] += torch.linspace(10, 40, 100)
+    index = Index.build(head, hidden, lists=20, recall=1.0)
+    assert (head.topk(hidden, 10).ids >= 2900).double().mean() > 0.5
+    assert index.recall(hidden) > 0.995

@@ -61,7 +61,9 @@ def smalls(folder: Path) -> dict[str, Small]:
     pairs = [triple[:2] for triple in triples[:20]]
     recurrent = ("--dim", 4, "--batch-size", 8, "--length", 8)
     made = {
-        "text": Small("a.txt", text, ("--text", *recurrent, "--held-out", folder / "held-out.txt")),
+        "text": Small(
+            "a.txt", text, ("--text", *recurrent, "--k", 8, "--epochs", 6, "--held-out", folder / "held-out.txt")
+        ),
         "sequences": Small("a.txt", _lines(sequences, " "), ("--sequences", *recurrent)),
         "triples": Small(
             "a.txt", _lines(triples, "\t"), ("--triples", "--dim", 4, "--batch-size", 32), asked=_lines(pairs, "\t")

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from manyclass.tasks.began import signed
+
 _STRANGE: tuple[Any, ...] = (
     None,
     True,
@@ -34,7 +36,7 @@ _TENSORS = (
 )
 
 
-def tampered(content: dict[str, Any], draw: random.Random) -> tuple[str, dict[str, Any]]:
+def tampered(content: dict[str, Any], draw: random.Random, *, tensors: bool = True) -> tuple[str, dict[str, Any]]:
     """A tree with one place changed, and where."""
     content = copy.deepcopy(content)
     path = draw.choice(list(_places(content)))
@@ -47,21 +49,21 @@ def tampered(content: dict[str, Any], draw: random.Random) -> tuple[str, dict[st
     where = "".join(f"[{key!r}]" for key in path)
     if isinstance(parent, tuple):
         # A tuple is not changed in place: its own parent gets a list.
-        return tampered(content, draw)
+        return tampered(content, draw, tensors=tensors)
     if how < 0.15 and isinstance(parent, dict):
         del parent[last]
         return f"without {where}", content
     if isinstance(value, torch.Tensor) and how < 0.6:
         parent[last] = _other(value, draw)
     else:
-        parent[last] = draw.choice([*_STRANGE, *(make() for make in _TENSORS)])
+        parent[last] = draw.choice([*_STRANGE, *(make() for make in _TENSORS if tensors)])
     return f"{where} is {str(parent[last])[:40]!r}", content
 
 
 def tampered_json(data: bytes, draw: random.Random) -> tuple[str, bytes]:
-    """A JSON file with one place changed, and where."""
-    what, content = tampered(json.loads(data), draw)
-    return what, json.dumps(content, default=str).encode()
+    """The JSON file of a training with one place changed, a digest that is right, and where."""
+    what, content = tampered(json.loads(data), draw, tensors=False)
+    return what, json.dumps(signed(content)).encode()
 
 
 def _other(value: torch.Tensor, draw: random.Random) -> torch.Tensor:

@@ -166,7 +166,7 @@ def test_too_little_data_is_said_to_be_so_and_a_little_is_enough(tmp_path, kind,
     ("kind", "options", "message"),
     [
         ("triples", {"dim": 5}, "`dim` must be even for triples"),
-        ("features", {"sampler": "clustered", "k": "auto"}, "`k` must be a number or None for a Clustered"),
+        ("features", {"sampler": "clustered", "k": "auto"}, "`k` must be a number or None for Clustered"),
     ],
 )
 def test_a_model_that_cannot_be_built_leaves_no_training_behind(tmp_path, monkeypatch, kind, options, message):

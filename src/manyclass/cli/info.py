@@ -55,7 +55,11 @@ def _file(path: Path, kind: str) -> str:
     when = datetime.datetime.fromtimestamp(stat.st_mtime).isoformat(" ", "seconds")
     try:
         about = storage.about(path, kind=kind)
-        step = f"step {about['state']['training']['progress']['step']:,}, " if kind == "checkpoint" else ""
-    except (UserError, KeyError, TypeError) as error:
+        match about:
+            case {"state": {"training": {"progress": {"step": int() as number}}}} if kind == "checkpoint":
+                step = f"step {number:,}, "
+            case _:
+                step = "damaged (it has no state of a training), " if kind == "checkpoint" else ""
+    except UserError as error:
         step = f"damaged ({error}), "
     return f"{step}{stat.st_size / 2**20:,.1f} MiB, {when}"

@@ -54,16 +54,12 @@ class CodedLists:
             chosen = torch.randint(num_classes, (some,), generator=torch.Generator().manual_seed(0))
         sample = _padded(rows(chosen.to(device)))
         centroids = learn_centroids(sample, number)
-        lists = _empty(faiss, centroids)
-        few = sample[:_CHUNK]
-        # What lies outside the range of these is cut off; what is found is scored anew, so that costs next to nothing.
-        lists.sq.train((few - centroids[nearest(few, centroids)]).cpu().numpy())
-        lists.is_trained = True
-        del sample, few
+        del sample
+        label, low, high = _assign(rows, num_classes, centroids)
+        lists = _empty(faiss, centroids, torch.cat([low, high - low]).cpu())
         for start in range(0, num_classes, _CHUNK):
             ids = torch.arange(start, min(start + _CHUNK, num_classes), device=device)
-            part = _padded(rows(ids))
-            arrays = [x.cpu().contiguous().numpy() for x in (part, ids, nearest(part, centroids))]
+            arrays = [x.cpu().contiguous().numpy() for x in (_padded(rows(ids)), ids, label[ids])]
             lists.add_core(len(ids), *map(faiss.swig_ptr, arrays))
         return cls(centroids, lists)
 
@@ -132,14 +128,14 @@ class CodedLists:
         """What `tensors` gave, for so many classes with vectors of this length.
 
         Raises:
-            ValueError: the tensors are no lists of these classes.
+            TypeError, ValueError: the tensors are no lists of these classes.
         """
         faiss = load_faiss("`Index`")
         expected = {"centroids": torch.float32, "range": torch.float32, "sizes": torch.int64, "ids": torch.int64}
         for name, dtype in {**expected, "codes": torch.uint8}.items():
             if name not in tensors:
                 raise ValueError(f"`state` must have a tensor {name!r}, got {', '.join(sorted(tensors)) or 'none'}")
-            if tensors[name].dtype != dtype:
+            if _check.tensor(f"state[{name!r}]", tensors[name]).dtype != dtype:
                 raise ValueError(f"`state` must have {name!r} as {dtype}, got {tensors[name].dtype}")
         centroids, limits, sizes, ids, codes = (
             tensors[name].cpu().contiguous() for name in ("centroids", "range", "sizes", "ids", "codes")
@@ -161,9 +157,7 @@ class CodedLists:
             )
         if not (centroids.isfinite().all() and limits.isfinite().all()):
             raise ValueError("`state` must hold finite numbers, got others among its centroids or ranges")
-        lists = _empty(faiss, centroids)
-        faiss.copy_array_to_vector(limits.numpy(), lists.sq.trained)
-        lists.is_trained = True
+        lists = _empty(faiss, centroids, limits)
         place = 0
         for i, n in enumerate(sizes.tolist()):
             if n:
@@ -182,11 +176,38 @@ def _padded(vectors: Tensor) -> Tensor:
     return F.pad(vectors, (0, _width(vectors.shape[1]) - vectors.shape[1]))
 
 
-def _empty(faiss: Any, centroids: Tensor) -> Any:
-    """Lists of nothing yet. Codes are of what is left when the centroid is taken away, which is small."""
+def _assign(rows: Callable[[Tensor], Tensor], num_classes: int, centroids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The list of each class [C], and the least and greatest of each number [W] that centroids leave.
+
+    Over all classes, not some: the few that are unlike the rest are the frequent ones, the best of many queries, and
+    codes that cut them off would lose them.
+    """
+    label = torch.empty(num_classes, dtype=torch.int64, device=centroids.device)
+    low = torch.full_like(centroids[0], torch.inf)
+    high = -low
+    for start in range(0, num_classes, _CHUNK):
+        ids = torch.arange(start, min(start + _CHUNK, num_classes), device=centroids.device)
+        part = _padded(rows(ids))
+        label[ids] = nearest(part, centroids)
+        least, most = (part - centroids[label[ids]]).aminmax(dim=0)
+        low, high = torch.minimum(low, least), torch.maximum(high, most)
+    return label, low, high
+
+
+def _empty(faiss: Any, centroids: Tensor, limits: Tensor) -> Any:
+    """Lists of nothing yet. Codes are of what is left when the centroid is taken away, which is small.
+
+    Args:
+        faiss: the library.
+        centroids: float32 [J, W].
+        limits: float32 [2 W], the least of each number and how far it reaches from there.
+    """
     number, width = centroids.shape
     coarse = faiss.IndexFlatL2(width)
     coarse.add(centroids.cpu().numpy())
-    return faiss.IndexIVFScalarQuantizer(
+    lists = faiss.IndexIVFScalarQuantizer(
         coarse, width, number, faiss.ScalarQuantizer.QT_8bit, faiss.METRIC_INNER_PRODUCT, True
     )
+    faiss.copy_array_to_vector(limits.numpy(), lists.sq.trained)
+    lists.is_trained = True
+    return lists

@@ -28,7 +28,7 @@ def read_about(folder: Path) -> dict[str, Any]:
         about = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(f"`MODEL` must be a folder that `manyclass fit` made, got {folder}: {error.strerror}") from None
-    except ValueError:
+    except (ValueError, RecursionError):
         raise UserError(f"cannot read {path}: it is damaged: it is no JSON") from None
     good = isinstance(about, dict) and isinstance(about.get("format"), int)
     if good and about["format"] > FORMAT:
@@ -42,13 +42,22 @@ def read_about(folder: Path) -> dict[str, Any]:
         not isinstance(source, dict)
         or not set(source) <= names
         or not isinstance(source.get("data"), str)
-        or not all(value is None or isinstance(value, str) for value in source.values())
+        or not all(value is None or (isinstance(value, str) and value) for value in source.values())
         or not str(source.get("min_count") or 1).isdecimal()
-        or about.get("kind") not in KINDS
+        or about.get("kind") not in list(KINDS)
         or not isinstance(about.get("files"), dict)
     ):
         raise UserError(f"cannot read {path}: it is damaged: it does not tell of a training")
+    if signed(about) != about:
+        raise UserError(f"cannot read {path}: it is damaged: its digest is another than when it was written")
     return about  # type: ignore[no-any-return]
+
+
+def signed(about: Mapping[str, Any]) -> dict[str, Any]:
+    """What a training began with, and a digest of it: a number that was changed would make another training."""
+    unsigned = {name: value for name, value in about.items() if name != "digest"}
+    text = json.dumps(unsigned, sort_keys=True, ensure_ascii=True)
+    return {**unsigned, "digest": hashlib.sha256(text.encode()).hexdigest()}
 
 
 def source_kept(source: Source) -> dict[str, str | None]:
@@ -92,9 +101,11 @@ def _digest(name: str, path: Path) -> str:
                 digest.update(opened.read(_EDGE))
                 opened.seek(max(0, file.stat().st_size - _EDGE))
                 digest.update(opened.read(_EDGE))
-    except OSError as error:
+    except (OSError, ValueError) as error:
+        # A ValueError: a name that no file can have.
+        reason = error.strerror if isinstance(error, OSError) else error
         raise UserError(
-            f"`{name.replace('_', '-')}` must be what the training began with, got {path}: {error.strerror}"
+            f"`{name.replace('_', '-')}` must be what the training began with, got {path}: {reason}"
         ) from None
     return digest.hexdigest()
 

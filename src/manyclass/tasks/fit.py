@@ -8,17 +8,26 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LambdaLR
 
+from manyclass import _check
 from manyclass.errors import UserError
 from manyclass.storage import write_json
-from manyclass.tasks.began import ABOUT, FORMAT, check_same, fingerprints, read_about, source_kept, source_now
+from manyclass.tasks.began import (
+    ABOUT,
+    FORMAT,
+    check_same,
+    fingerprints,
+    read_about,
+    signed,
+    source_kept,
+    source_now,
+)
 from manyclass.tasks.kinds import KINDS
 from manyclass.tasks.measure import Measured, measure
 from manyclass.tasks.metrics import rank_metrics
-from manyclass.tasks.model import Model, model_of, open_model
+from manyclass.tasks.model import Model, open_model
 from manyclass.tasks.optimizers import make_optimizers, make_schedulers
+from manyclass.tasks.restore import check_files, restore
 from manyclass.tasks.settings import Settings
 from manyclass.tasks.task import Source, Task, Watch, check_settings
 from manyclass.training import (
@@ -56,6 +65,9 @@ class Fit:
         device: where to.
         watch: told of bytes read, before the training.
         callbacks: of the training.
+
+    Raises:
+        TypeError, ValueError: steps, seconds or examples that are no numbers, or too small.
     """
 
     evaluate_every: int | None = None
@@ -66,6 +78,14 @@ class Fit:
     device: str = "cpu"
     watch: Watch | None = None
     callbacks: Sequence[Callback] = ()
+
+    def __post_init__(self) -> None:
+        if self.evaluate_every is not None:
+            _check.whole("evaluate_every", self.evaluate_every, 1)
+        if self.evaluate_seconds is not None:
+            _check.number("evaluate_seconds", self.evaluate_seconds, low=0, strict=True)
+        _check.whole("evaluated", self.evaluated, 1)
+        _check.whole("probe_every", self.probe_every, 0)
 
 
 @dataclass(frozen=True)
@@ -128,11 +148,9 @@ def fit(
         "files": fingerprints(source),
     }
     try:
-        return train(task, folder, how, told=told, begun=lambda: write_json(folder / ABOUT, about))
-    except UserError:
-        if not (folder / ABOUT).exists():
-            shutil.rmtree(folder / _DATA, ignore_errors=True)
-        raise
+        return train(task, folder, how, told=told, begun=lambda: write_json(folder / ABOUT, signed(about)))
+    finally:
+        shutil.rmtree(folder / _DATA, ignore_errors=True)
 
 
 def resume(
@@ -160,7 +178,10 @@ def resume(
         UserError: there is no training, or its data is not the same any more; a checkpoint is damaged.
     """
     about = read_about(folder)
-    settings = Settings.from_json(about.get("settings"))
+    try:
+        settings = Settings.from_json(about.get("settings"))
+    except UserError as error:
+        raise UserError(f"cannot read {folder / ABOUT}: it is damaged: {error}") from None
     if kind not in (None, about["kind"]):
         raise UserError(f"`--{kind}` must be left out: the training in {folder} is of {about['kind']}")
     for name, value in (given or {}).items():
@@ -173,22 +194,27 @@ def resume(
         settings = replace(settings, **{**dict.fromkeys(_LIMITS), **limits})
     try:
         how = replace(how, **{name: about["how"][name] for name in _HOW})
-    except (KeyError, TypeError):
+    except (KeyError, TypeError, ValueError):
         raise UserError(f"cannot read {folder / ABOUT}: it is damaged: it does not say when to evaluate") from None
     kind = str(about["kind"])
     now = source_now(about["source"], source)
     check_same(now, about["files"])
+    check_files(folder, which)
     task = _read(kind, now, settings, folder, how.watch)
 
     def begun() -> None:
         # Who resumes it again need not say once more how long, and where its data is.
         if limits or source is not None:
-            write_json(folder / ABOUT, {**about, "settings": settings.to_json(), "source": source_kept(now)})
+            changed = {**about, "settings": settings.to_json(), "source": source_kept(now)}
+            write_json(folder / ABOUT, signed(changed))
 
     newest = folder / f"{which}.safetensors"
     # Stopped before the first checkpoint, it begins anew.
     going = which if newest.exists() or which == "previous" else None
-    return train(task, folder, how, resume=going, told=told, begun=begun)
+    try:
+        return train(task, folder, how, resume=going, told=told, begun=begun)
+    finally:
+        shutil.rmtree(folder / _DATA, ignore_errors=True)
 
 
 def _read(kind: str, source: Source, settings: Settings, folder: Path, watch: Watch | None) -> Task:
@@ -223,8 +249,6 @@ def train(
     """
     plan = task.plan
     kind, settings = KINDS[plan.kind], plan.settings
-    if told is not None:
-        told(task)
     torch.manual_seed(settings.seed)
     try:
         model = Model(plan, kind.build(plan)).to(how.device)
@@ -269,10 +293,20 @@ def train(
         seed=settings.seed,
     )
     if resume is not None:
-        _load(checkpoints.resume(resume), folder / f"{resume}.safetensors", model, optimizers, schedulers, training)
+        restore(
+            checkpoints.resume(resume),
+            folder / f"{resume}.safetensors",
+            model=model,
+            optimizers=optimizers,
+            schedulers=schedulers,
+            training=training,
+            batches=len(task.train),
+        )
     _check_log(log)
     if begun is not None:
         begun()
+    if told is not None:
+        told(task)
     try:
         history = training.run()
     except DivergedError as error:
@@ -286,41 +320,11 @@ def train(
     return Fitted(best, history, measured, task.about)
 
 
-def _load(
-    state: dict[str, Any],
-    path: Path,
-    model: Model,
-    optimizers: Sequence[Optimizer],
-    schedulers: Sequence[LambdaLR],
-    training: Training,
-) -> None:
-    try:
-        saved = model_of(state["model"], path).plan
-        if list(saved.names) != list(model.names) or not torch.equal(saved.counts, model.plan.counts):
-            raise UserError(f"`data` must be what the training began with, got other classes than {path} has")
-        if _lasting(saved.settings) != _lasting(model.plan.settings):
-            raise ValueError("it was trained with other settings")
-        model.load_state_dict(state["whole"])
-        for optimizer, own in zip(optimizers, state["optimizers"], strict=True):
-            optimizer.load_state_dict(own)
-        for scheduler, own in zip(schedulers, state["schedulers"], strict=True):
-            scheduler.load_state_dict(own)
-        training.load_state_dict(state["training"])
-    except (KeyError, TypeError, ValueError, RuntimeError, AttributeError, IndexError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise UserError(f"cannot go on from {path}: it is of another training: {reason}") from None
-
-
 def _check_log(log: CSVLog) -> None:
     try:
         log.check()
     except (ValueError, OSError) as error:
         raise UserError(f"cannot go on with the log: {error}; it may be moved away") from None
-
-
-def _lasting(settings: Settings) -> Settings:
-    """What stays as it is when a training goes on."""
-    return replace(settings, epochs=None, seconds=None)
 
 
 def _penalty(penalty: Callable[[Model, Any, Tensor], Tensor], model: Model) -> Callable[[Batch], Tensor]:

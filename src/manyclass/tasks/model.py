@@ -134,6 +134,8 @@ def model_of(content: object, path: Path) -> Model:
     try:
         if not isinstance(content, dict) or content.get("kind") not in KINDS:
             raise ValueError("it holds no kind of model that is known")
+        if not isinstance(content["config"], dict):
+            raise ValueError("it does not tell how inputs are read")
         plan = Plan(
             content["kind"],
             Names(unpack_strings(content["names"])),
@@ -141,12 +143,33 @@ def model_of(content: object, path: Path) -> Model:
             content["config"],
             Settings.from_json(content["settings"]),
         )
+        _check_shapes(plan, content["parameters"])
         with torch.random.fork_rng([]):
             model = Model(plan, KINDS[plan.kind].build(plan))
         missing, unexpected = model.load_state_dict(content["parameters"], strict=False)
         if wrong := [name for name in missing if not name.startswith(_SAMPLER)] + unexpected:
             raise ValueError(f"it has not the parameters of such a model: {wrong[0]}")
-    except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
+    except (UserError, LookupError, TypeError, ValueError, RuntimeError, AttributeError, ArithmeticError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UserError(f"cannot read {path}: it does not hold a model that this version knows: {reason}") from None
     return model
+
+
+def _check_shapes(plan: Plan, parameters: object) -> None:
+    """Raise where parameters are not those of a model, before memory is taken for what a damaged plan asks for."""
+    from manyclass.tasks.kinds import KINDS
+
+    if not isinstance(parameters, dict) or (plan.settings.layers or 1) > len(parameters):
+        raise ValueError("it has not the parameters of such a model")
+    with torch.device("meta"):
+        body = KINDS[plan.kind].build(plan)
+    wanted = {f"encoder.{name}": tuple(value.shape) for name, value in body.encoder.state_dict().items()}
+    wanted["head.weight"] = (len(plan.names), body.dim)
+    if body.bias:
+        wanted["head.bias"] = (len(plan.names),)
+    for name, shape in wanted.items():
+        value = parameters.get(name)
+        if not isinstance(value, Tensor) or tuple(value.shape) != shape or not value.is_floating_point():
+            raise ValueError(f"it has not the parameters of such a model: {name}")
+        if not value.isfinite().all():
+            raise ValueError(f"its parameters must be finite: {name}")

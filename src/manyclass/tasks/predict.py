@@ -61,7 +61,7 @@ def open_index(model: Model, source: Source, folder: Path, *, k: int, recall: fl
             index = Index.from_state(IndexState(held["tensors"], held["about"]), model.head)
             if index.report.k >= number and index.report.wanted >= recall:
                 return index, False
-        except (UserError, ValueError, KeyError, TypeError):
+        except (UserError, ValueError, KeyError, TypeError, AttributeError):
             pass  # of another model, or damaged: another is made
     model.eval()
     rows = []

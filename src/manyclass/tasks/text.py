@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from manyclass import _check
 from manyclass.data import Names, read_text
 from manyclass.data.files import lines
 from manyclass.data.text import END, SPLITS, UNKNOWN, Text
@@ -123,6 +124,7 @@ class TextKind:
         )
 
     def build(self, plan: Plan) -> Body:
+        _check.choice("split", plan.config["split"], tuple(SPLITS))
         return recurrent(plan)
 
     def evaluation(self, model: Model, source: Source) -> tuple[Iterable[object], Sequence[str]]:

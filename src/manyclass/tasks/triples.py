@@ -96,8 +96,11 @@ class TriplesKind:
         dim = plan.settings.dim or 2
         if dim % 2:
             raise UserError(f"`dim` must be even for triples, whose vectors are of complex numbers, got {dim}")
+        relations = plan.config["relations"]
+        if not isinstance(relations, list) or not all(isinstance(name, str) for name in relations):
+            raise ValueError("`relations` must be names, got others")
         entities = nn.Embedding(len(plan.names), dim, sparse=True)
-        return Body(ComplEx(entities, 2 * len(plan.config["relations"])), dim, entities, bias=False)
+        return Body(ComplEx(entities, 2 * len(Names(relations))), dim, entities, bias=False)
 
     def evaluation(self, model: Model, source: Source) -> tuple[Iterable[object], Sequence[str]]:
         triples = read_triples(source.data, test=source.held_out)

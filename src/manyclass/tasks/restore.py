@@ -1,0 +1,193 @@
+"""A checkpoint put back into the parts of a training, after a look at whether it is one of it."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+
+from manyclass import storage
+from manyclass.errors import UserError
+from manyclass.tasks.model import Model, model_of, open_model
+from manyclass.tasks.settings import Settings
+from manyclass.training import Record, Training
+
+_MOST = 1 << 53
+_NUMBERS = {"step": int, "epoch": int, "examples": int, "seconds": float, "loss": float}
+
+
+def check_files(folder: Path, which: Literal["newest", "previous"]) -> None:
+    """Raise, before any work is done, where a training cannot go on from what a folder holds.
+
+    Raises:
+        UserError: the checkpoint is damaged, or the best model that the training will be asked for.
+    """
+    checkpoint, best = folder / f"{which}.safetensors", folder / "best.safetensors"
+    if checkpoint.exists():
+        try:
+            storage.check(checkpoint, kind="checkpoint")
+        except UserError as error:
+            other = "previous" if which == "newest" else "newest"
+            raise UserError(f"{error}; {_other(folder, other)}") from None
+    if best.exists():
+        try:
+            open_model(folder, which="best")
+        except UserError as error:
+            raise UserError(f"{error}; without that file the training goes on, and forgets what was best") from None
+
+
+def _other(folder: Path, which: str) -> str:
+    path = folder / f"{which}.safetensors"
+    try:
+        storage.check(path, kind="checkpoint")
+    except UserError:
+        return f"nothing else in {folder} can be gone on from"
+    option = "with `--from-previous`" if which == "previous" else "without `--from-previous`"
+    return f"{path} can be read: resume {option}"
+
+
+def restore(
+    state: dict[str, Any],
+    path: Path,
+    *,
+    model: Model,
+    optimizers: Sequence[Optimizer],
+    schedulers: Sequence[LambdaLR],
+    training: Training,
+    batches: int,
+) -> None:
+    """Give the parts of a training the state of a checkpoint.
+
+    Args:
+        state: of the checkpoint.
+        path: its file, for errors.
+        model, optimizers, schedulers, training: of the training, as they are made.
+        batches: of an epoch.
+
+    Raises:
+        UserError: it is of another training, or none.
+    """
+    try:
+        saved = model_of(state["model"], path).plan
+        if list(saved.names) != list(model.names) or not torch.equal(saved.counts, model.plan.counts):
+            raise UserError(f"`data` must be what the training began with, got other classes than {path} has")
+        if _lasting(saved.settings) != _lasting(model.plan.settings):
+            raise ValueError("it was trained with other settings")
+        _check_training(state["training"], training.state_dict(), batches)
+        for optimizer, own in zip(optimizers, state["optimizers"], strict=True):
+            _check_optimizer(own, optimizer)
+        for scheduler, own in zip(schedulers, state["schedulers"], strict=True):
+            _check_alike("a schedule", own, scheduler.state_dict())
+        for name, value in state["whole"].items():
+            if isinstance(value, Tensor) and value.is_floating_point() and not value.isfinite().all():
+                raise ValueError(f"{name} is not finite")
+        model.load_state_dict(state["whole"])
+        for optimizer, own in zip(optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(own)
+        for scheduler, own in zip(schedulers, state["schedulers"], strict=True):
+            scheduler.load_state_dict(own)
+        training.load_state_dict(state["training"])
+    except (LookupError, TypeError, ValueError, RuntimeError, AttributeError, ArithmeticError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise UserError(f"cannot go on from {path}: it is of another training: {reason}") from None
+
+
+def _lasting(settings: Settings) -> Settings:
+    """What stays as it is when a training goes on."""
+    return replace(settings, epochs=None, seconds=None)
+
+
+def _check_alike(name: str, saved: Any, fresh: Any) -> None:
+    """Raise where a state is of another form than that of a training which has not begun."""
+    if isinstance(fresh, Tensor):
+        good = isinstance(saved, Tensor) and (saved.dtype, saved.shape) == (fresh.dtype, fresh.shape)
+    elif isinstance(fresh, dict):
+        good = isinstance(saved, dict) and set(saved) == set(fresh)
+        if good:
+            for key, value in fresh.items():
+                _check_alike(f"{name}[{key!r}]", saved[key], value)
+    elif isinstance(fresh, list | tuple):
+        good = type(saved) is type(fresh) and len(saved) == len(fresh)
+        if good:
+            for i, value in enumerate(fresh):
+                _check_alike(f"{name}[{i}]", saved[i], value)
+    elif isinstance(fresh, int | float) and not isinstance(fresh, bool):
+        good = _is_number(saved, type(fresh))
+    else:
+        good = type(saved) is type(fresh)
+    if not good:
+        raise ValueError(f"{name} is not what it should be")
+
+
+def _check_training(saved: Any, fresh: dict[str, Any], batches: int) -> None:
+    if not isinstance(saved, dict) or set(saved) != set(fresh):
+        raise ValueError("it does not tell of a training")
+    # What grows while it trains, and so is not yet there, is looked at by itself.
+    grown = ("records", "spent", "best", "random_at_epoch")
+    _check_alike("its training", *({k: v for k, v in x.items() if k not in grown} for x in (saved, fresh)))
+    progress, best, random = saved["progress"], saved["best"], saved["random_at_epoch"]
+    if progress["position"] > batches or progress["epoch"] > progress["step"]:
+        raise ValueError("it tells of more than an epoch holds")
+    if not isinstance(saved["records"], list) or not all(map(_is_record, saved["records"])):
+        raise ValueError("its records are none")
+    if not isinstance(saved["spent"], dict) or not all(_is_number(x, float) for x in saved["spent"].values()):
+        raise ValueError("it does not tell where the time went")
+    if (
+        not isinstance(best, dict)
+        or set(best) != set(fresh["best"])
+        or not all(isinstance(best[name], float) and best[name] == best[name] for name in ("cost", "loss"))
+        or not (best["step"] is None or _is_number(best["step"], int))
+        or not _is_number(best["waited"], int)
+        or best["tensors"] is not None
+    ):
+        raise ValueError("it does not tell what was best")
+    if not isinstance(random, list) or ((random or progress["position"]) and len(random) != len(fresh["random_now"])):
+        raise ValueError("it has no random state of its epoch")
+    for own, value in zip(random, fresh["random_now"], strict=False):
+        _check_alike("its random state", own, value)
+
+
+def _check_optimizer(saved: Any, optimizer: Optimizer) -> None:
+    fresh = optimizer.state_dict()
+    if not isinstance(saved, dict) or set(saved) != set(fresh) or not isinstance(saved["state"], dict):
+        raise ValueError("it does not hold an optimiser")
+    _check_alike("an optimiser", saved["param_groups"], fresh["param_groups"])
+    if [group["params"] for group in saved["param_groups"]] != [group["params"] for group in fresh["param_groups"]]:
+        raise ValueError("an optimiser has other parameters")
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    for i, own in saved["state"].items():
+        if i not in range(len(parameters)) or not isinstance(own, dict):
+            raise ValueError("an optimiser has other parameters")
+        for name, value in own.items():
+            shape = parameters[i].shape
+            # Adam counts steps: torch's of all, the one of rows of each.
+            wanted = {"step": shape[:0], "steps": shape[:1]}.get(name, shape)
+            if not isinstance(value, Tensor) or value.shape != wanted or not value.is_floating_point():
+                raise ValueError(f"an optimiser's {name} is not what it should be")
+            if not value.isfinite().all():
+                raise ValueError(f"an optimiser's {name} is not finite")
+
+
+def _is_number(value: object, kind: type) -> bool:
+    """Whether it is a number that is finite and not negative; ints stand for floats too."""
+    if isinstance(value, bool) or not isinstance(value, int if kind is int else int | float):
+        return False
+    return math.isfinite(value) and 0 <= value < _MOST
+
+
+def _is_record(record: object) -> bool:
+    if not isinstance(record, dict) or set(record) != {field.name for field in fields(Record)}:
+        return False
+    metrics = record["metrics"]
+    return (
+        all(_is_number(record[name], kind) for name, kind in _NUMBERS.items() if name != "loss")
+        and all(isinstance(record[name], float | None) for name in ("held_out_loss", "rmse_log_z", "seconds_left"))
+        and isinstance(record["loss"], float)
+        and isinstance(metrics, dict)
+        and all(isinstance(name, str) and isinstance(value, float) for name, value in metrics.items())
+    )
