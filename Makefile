@@ -5,7 +5,7 @@ READY := $(VENV)/.ready
 BENCH := $(VENV)/.ready-bench
 PIP := $(PYTHON) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: setup test check demo paper study bench quality clean
+.PHONY: setup test check demo paper study bench quality soak clean
 
 setup: $(READY)
 
@@ -47,6 +47,10 @@ bench: $(BENCH)
 quality: $(BENCH)
 	THP_MEM_ALLOC_ENABLE=1 $(PYTHON) benchmarks/quality.py
 	$(PYTHON) benchmarks/plots.py
+
+# Kills, interrupts, a full disk and broken files by the hundred: about a quarter of an hour.
+soak: $(READY)
+	$(PYTHON) -m tests.soak
 
 clean:
 	rm -rf $(VENV) dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

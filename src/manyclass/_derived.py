@@ -6,7 +6,11 @@ from torch import Tensor, nn
 
 
 def follow_loaded_state(module: nn.Module) -> None:
-    """Let the module's buffers take the sizes of those loaded into it, and have `module.derive()` called after."""
+    """Let the module's buffers take the sizes of those loaded into it, and have `module.derive()` called after.
+
+    Before, `module.check_loaded()` is called where there is one: it raises a ValueError where the buffers are not what
+    the module could have saved. Kernels trust them.
+    """
     module.register_load_state_dict_pre_hook(_make_room)
     module.register_load_state_dict_post_hook(_derive)
 
@@ -20,4 +24,6 @@ def _make_room(module: nn.Module, state_dict: dict[str, Any], prefix: str, *_: o
 
 
 def _derive(module: Any, _: object) -> None:
+    if callable(check := getattr(module, "check_loaded", None)):
+        check()
     module.derive()

@@ -126,3 +126,26 @@ def test_a_budget_is_split_between_the_heaviest_classes_and_the_draw():
     candidates = sampler(torch.tensor([0]))
     assert candidates.ids().shape[1] == 5
     assert candidates.ids()[0, :2].tolist() == [1, 3]
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("table._cumulative_bits", lambda x: x.flip(0), "a sum that rises from 0"),
+        ("table._cumulative_bits", lambda x: x[:0], "a sum that rises from 0"),
+        ("table._zero", lambda x: x + C, "leave out classes in ascending order"),
+        ("table._order", lambda x: x[:-1], "an order of all classes"),
+        ("table._order", lambda x: torch.zeros_like(x), "an order of all classes"),
+        ("_certain", lambda x: x - C, "classes must be drawn each time, all different, got others"),
+        ("_certain", lambda x: x.repeat(2), "classes must be drawn each time, all different, got others"),
+        ("order._extra_state", lambda x: x - 10, "must tell how often it looked, got -"),
+    ],
+)
+def test_tables_that_would_be_searched_beside_are_refused(name, change, message):
+    weights = torch.rand(C, generator=torch.Generator().manual_seed(0))
+    weights[3] = 1000
+    sampler = Systematic(weights, 20, order="random")
+    state = sampler.state_dict()
+    state[name] = change(state[name])
+    with pytest.raises(ValueError, match=message):
+        sampler.load_state_dict(state)

@@ -1,10 +1,13 @@
 """Trainings that are killed at random moments and resumed until they are done."""
 
 import random
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+from manyclass import storage
+from manyclass.errors import UserError
 from tests.soak.commands import Ended, ended, started
 from tests.soak.outcome import Outcome
 from tests.soak.trainings import DATA, Reference, fit_command, left, reference
@@ -101,10 +104,10 @@ def _changed(path: Path, since: float) -> bool:
         return False
 
 
-def _is_there(process: object, event: Callable[[float], bool]) -> bool:
+def _is_there(process: "subprocess.Popen[str]", event: Callable[[float], bool]) -> bool:
     """Wait for an event; False: the process ended before."""
     begin = time.monotonic()
-    while process.poll() is None:  # type: ignore[attr-defined]
+    while process.poll() is None:
         if event(time.monotonic() - begin):
             return True
         time.sleep(0.0005)
@@ -113,9 +116,6 @@ def _is_there(process: object, event: Callable[[float], bool]) -> bool:
 
 def _standing(out: Path) -> list[str]:
     """What is wrong with a training that was killed: each of its checkpoints must be whole."""
-    from manyclass import storage
-    from manyclass.errors import UserError
-
     faults = []
     for name, kind in (("newest", "checkpoint"), ("previous", "checkpoint"), ("best", "model")):
         path = out / f"{name}.safetensors"

@@ -10,6 +10,7 @@ import torch
 
 from manyclass import storage, tasks
 from manyclass.errors import UserError
+from manyclass.tasks.began import signed
 from tests.tasks import problems
 from tests.tasks.problems import KINDS, SETTINGS, Interrupts, fit, same_state
 
@@ -232,8 +233,17 @@ def test_settings_that_were_damaged_are_not_gone_on_with(tmp_path):
     out = stopped("features", tmp_path)
     about = json.loads((out / "fit.json").read_text())
     about["settings"]["rate"] = 0.3
-    (out / "fit.json").write_text(json.dumps(about))
+    (out / "fit.json").write_text(json.dumps(signed(about)))
     with pytest.raises(UserError, match=r"cannot go on from .*newest.safetensors: .* trained with other settings"):
+        tasks.resume(out, how=HOW)
+
+
+def test_a_beginning_with_another_number_is_refused(tmp_path):
+    out = stopped("features", tmp_path)
+    text = (out / "fit.json").read_text()
+    assert text.count('"seed": 0') == 1
+    (out / "fit.json").write_text(text.replace('"seed": 0', '"seed": 8'))
+    with pytest.raises(UserError, match=r"cannot read .*fit.json: it is damaged: its digest is another"):
         tasks.resume(out, how=HOW)
 
 
@@ -255,7 +265,7 @@ def test_a_damaged_beginning_is_refused(tmp_path, change, message):
     out = stopped("features", tmp_path)
     about = json.loads((out / "fit.json").read_text())
     change(about)
-    (out / "fit.json").write_text(json.dumps(about))
+    (out / "fit.json").write_text(json.dumps(signed(about)))
     with pytest.raises(UserError, match=message):
         tasks.resume(out, how=HOW)
 

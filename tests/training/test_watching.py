@@ -81,6 +81,30 @@ def test_rows_of_steps_that_are_taken_again_give_way(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["log.csv"]
 
 
+def test_rows_that_a_full_disk_does_not_take_follow_when_it_does(tmp_path, monkeypatch):
+    path = tmp_path / "log.csv"
+    log = CSVLog(path)
+    log.on_record(record(1))
+    with monkeypatch.context() as full:
+        full.setattr(log, "_file", open("/dev/full", "w"))  # noqa: SIM115
+        full.setattr(log, "_open", lambda step: open("/dev/full", "w"))  # noqa: SIM115
+        with pytest.warns(RuntimeWarning, match=r"cannot write .*log.csv: No space left on device. Rows follow later"):
+            log.on_record(record(2))
+        # It is said once.
+        log.on_record(record(3))
+    assert len(rows(path)) == 1
+    log.on_record(record(4))
+    log.on_end(history(stopped="steps"))
+    assert [row["step"] for row in rows(path)] == ["1", "2", "3", "4"]
+    assert [path.name for path in tmp_path.iterdir()] == ["log.csv"]
+
+
+def test_a_log_that_is_no_text_is_refused(tmp_path):
+    (tmp_path / "log.csv").write_bytes(b"\xff\xfe")
+    with pytest.raises(ValueError, match=r"`path` must be text, got other bytes in .*log.csv"):
+        CSVLog(tmp_path / "log.csv").check()
+
+
 def test_a_log_of_other_columns_is_refused(tmp_path):
     path = tmp_path / "log.csv"
     path.write_text("step,accuracy\n")

@@ -42,6 +42,15 @@ class ClassOrder(nn.Module):
     def derive(self) -> None:
         """Nothing follows from what was loaded but what was loaded."""
 
+    def check_size(self, num_classes: int) -> None:
+        """Raise where it is of other classes.
+
+        Raises:
+            ValueError: it is.
+        """
+        if self._label.shape not in ((0,), (num_classes,)) or self._centroid_bits.dim() != 2:
+            raise ValueError(f"the clusters of a sampler must be of {num_classes} classes, got others")
+
     def arrange(self, weight: Tensor, present: Tensor) -> Tensor:
         """The ids in order, for weights [C] as they are now; `present` is the order before, of all ids there were."""
         if self.how == "frequency":
@@ -110,7 +119,10 @@ class ClassOrder(nn.Module):
         return torch.tensor(self._count)
 
     def set_extra_state(self, state: Tensor) -> None:
-        self._count = int(state)
+        count = int(state)
+        if not 0 <= count < 1 << 53:
+            raise ValueError(f"the order of a sampler must tell how often it looked, got {count}")
+        self._count = count
 
     def extra_repr(self) -> str:
         return self.how

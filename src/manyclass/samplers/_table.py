@@ -88,6 +88,25 @@ class MassTable(nn.Module):
         self._zero = torch.cat(zeros)
         self.derive()
 
+    def check_loaded(self) -> None:
+        """Raise where what was loaded is no table: a search would read what lies beside it.
+
+        Raises:
+            ValueError: it is none.
+        """
+        cumulative, zero = self._cumulative, self._zero
+        num_classes = len(cumulative) - 1 + len(zero)
+        # Beside a great mass a tiny one may add nothing.
+        rising = cumulative.isfinite().all() and (cumulative.diff() >= 0).all()
+        if cumulative.dim() != 1 or not len(cumulative) or cumulative[0] != 0 or not rising:
+            raise ValueError("the table of a sampler must hold a sum that rises from 0, got another")
+        if zero.dim() != 1 or (zero < 0).any() or (zero >= num_classes).any() or not (zero.diff() > 0).all():
+            raise ValueError("the table of a sampler must leave out classes in ascending order, got others")
+        if self._order is not None:
+            wanted = torch.arange(num_classes, device=self.device)
+            if self._order.shape != wanted.shape or not torch.equal(self._order.sort().values, wanted):
+                raise ValueError("the table of a sampler must hold an order of all classes, got another")
+
     def derive(self) -> None:
         """Build the guide and the constants of the search. The only place that waits for the device."""
         cumulative = self._cumulative

@@ -78,6 +78,19 @@ class Systematic(nn.Module):
         self.derive()
         follow_loaded_state(self)
 
+    def check_loaded(self) -> None:
+        """Raise where what was loaded would draw what is no class.
+
+        Raises:
+            ValueError: it would.
+        """
+        certain = self._certain
+        inside = certain.dim() == 1 and bool(((certain >= 0) & (certain < self.num_classes)).all())
+        if not inside or len(certain) > self.k or len(certain.unique()) < len(certain):
+            raise ValueError(f"at most {self.k} classes must be drawn each time, all different, got others")
+        if self.order is not None:
+            self.order.check_size(self.num_classes)
+
     def derive(self) -> None:
         """How many classes are left to the comb, and how far apart its teeth are."""
         self._teeth = self.k - len(self._certain) if self.table.total else 0

@@ -150,6 +150,10 @@ def _check_training(saved: Any, fresh: dict[str, Any], batches: int) -> None:
         raise ValueError("it has no random state of its epoch")
     for own, value in zip(random, fresh["random_now"], strict=False):
         _check_alike("its random state", own, value)
+    for states in (saved["random_now"], random):
+        # A generator refuses what is no state of one; the first is the CPU's.
+        for own in states[:1]:
+            torch.Generator().set_state(own)
 
 
 def _check_optimizer(saved: Any, optimizer: Optimizer) -> None:

@@ -1,0 +1,74 @@
+"""A checkpoint whose digest is right, but which is none of the training, is refused before anything is changed."""
+
+import copy
+
+import pytest
+import torch
+
+from manyclass import storage, tasks
+from manyclass.errors import UserError
+from tests.tasks.problems import Interrupts, fit
+
+HOW = tasks.Fit(probe_every=0, checkpoint_every=1000)
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory):
+    """A training that Ctrl-C ended, and its newest checkpoint."""
+    how = tasks.Fit(probe_every=0, checkpoint_every=1000, callbacks=[Interrupts(5)])
+    _, out = fit("text", tmp_path_factory.mktemp("stopped"), how=how)
+    return out, storage.load(out / "newest.safetensors", kind="checkpoint")
+
+
+def sum_of(state):
+    return state["optimizers"][0]["state"][0]
+
+
+CHANGES = {
+    "position": (lambda s: s["training"]["progress"].update(position=10**6), "more than an epoch holds"),
+    "step": (lambda s: s["training"]["progress"].update(step="5"), r"its training\['progress'\]\['step'\]"),
+    "records": (lambda s: s["training"].update(records=[{"step": 1}]), "its records are none"),
+    "best": (lambda s: s["training"]["best"].update(waited=-1), "does not tell what was best"),
+    "spent": (lambda s: s["training"]["spent"].update(update="long"), "where the time went"),
+    "random": (lambda s: s["training"].update(random_now=[torch.zeros(5056).byte()]), "mt19937"),
+    "shape": (lambda s: sum_of(s).update(exp_avg=torch.zeros(3)), "an optimiser's exp_avg is not what it should be"),
+    "infinite": (lambda s: sum_of(s)["exp_avg"].fill_(torch.inf), "an optimiser's exp_avg is not finite"),
+    "rate": (lambda s: s["optimizers"][0]["param_groups"][0].update(lr=None), r"an optimiser\[0\]\['lr'\]"),
+    "parameters": (lambda s: s["optimizers"][0]["param_groups"][0].update(params=[1, 0]), "has other parameters"),
+    "schedule": (lambda s: s["schedulers"][0].update(last_epoch=-3), "a schedule"),
+    "weights": (lambda s: s["whole"].update({"head.bias": torch.full((25,), torch.nan)}), "head.bias is not finite"),
+    "model": (lambda s: s["model"]["parameters"].pop("head.bias"), "parameters of such a model: head.bias"),
+    "layers": (lambda s: s["model"]["settings"].update(layers=10**9), "not the parameters of such a model"),
+    "size": (lambda s: s["model"]["settings"].update(dim=10**6), "not the parameters of such a model"),
+    "split": (lambda s: s["model"]["config"].update(split="letters"), "`split` must be one of"),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_checkpoint_of_another_form_is_refused(stopped, name):
+    change, message = CHANGES[name]
+    out, content = stopped
+    content = copy.deepcopy(content)
+    change(content["state"])
+    path = out / "newest.safetensors"
+    before = path.read_bytes()
+    try:
+        storage.save(path, content, kind="checkpoint")
+        held = {file.name: file.read_bytes() for file in out.iterdir()}
+        with pytest.raises(UserError, match=message):
+            tasks.resume(out, how=HOW)
+        assert {file.name: file.read_bytes() for file in out.iterdir()} == held
+    finally:
+        path.write_bytes(before)
+
+
+def test_a_damaged_checkpoint_is_refused_before_data_is_read(stopped):
+    out, _ = stopped
+    path = out / "newest.safetensors"
+    before = path.read_bytes()
+    try:
+        path.write_bytes(before[:-1])
+        with pytest.raises(UserError, match=r"newest.safetensors: it is cut off.*; nothing else in .* can be gone on"):
+            tasks.resume(out, how=tasks.Fit(watch=lambda done, total: pytest.fail("data was read")))
+    finally:
+        path.write_bytes(before)
