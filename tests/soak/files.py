@@ -2,7 +2,7 @@
 
 import random
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 from tests.corruptions import corruptions
@@ -21,19 +21,14 @@ def files(folder: Path, share: float, seed: int) -> Outcome:
     folder = folder / "files"
     folder.mkdir()
     made = smalls(folder)
-    number = round(FILES * share)
-    each = {name: _broken(name, small, seed) for name, small in made.items()}
-    draw = random.Random(seed)
-    turns = [name for name in draw.sample(sorted(made), len(made)) for _ in range(-(-number // len(made)))][:number]
-    if number < len(made):
-        turns = draw.sample(sorted(made), number)
     models: dict[str, tuple[Path, Ended]] = {}
-    for name in turns:
+    cases = _cases(made, seed)
+    random.Random(seed).shuffle(cases)
+    for name, what, data, expected in cases[: round(FILES * share)]:
         small = made[name]
         if name not in models:
             model = small.train(folder / name)
             models[name] = model, called("evaluate", model, folder / name / small.file, *small.flags)
-        what, data, expected = next(each[name])
         _one(outcome, f"{name}, {what}", small, folder / name, data, expected, models[name])
     return outcome
 
@@ -70,11 +65,20 @@ def _named(*ended: Ended) -> list[tuple[str, Ended]]:
     return list(zip(("fit", "evaluate", "predict"), ended, strict=False))
 
 
-def _broken(name: str, small: Small, seed: int) -> Iterator[tuple[str, bytes, str]]:
-    """What is wrong with a file, its bytes, and what must become of it: first what happens to people, then chance."""
-    yield from ((what, make(small.data), expected) for what, make, expected in _known(name, small))
-    for i, data in enumerate(corruptions(small.data, 10_000, seed)):
-        yield f"corruption {i} of seed {seed}", data, EITHER
+def _cases(made: dict[str, Small], seed: int) -> list[tuple[str, str, bytes, str]]:
+    """Of what file, what is wrong, its bytes, and what must become of it: what happens to people, then chance."""
+    found = [
+        (name, what, make(small.data), expected)
+        for name, small in made.items()
+        for what, make, expected in _known(name, small)
+    ]
+    each = -(-(FILES - len(found)) // len(made))
+    chance = [
+        (name, f"corruption {i} of seed {seed}", data, EITHER)
+        for name, small in made.items()
+        for i, data in enumerate(corruptions(small.data, each, seed))
+    ]
+    return found + chance[: FILES - len(found)]
 
 
 def _known(name: str, small: Small) -> list[tuple[str, Callable[[bytes], bytes], str]]:

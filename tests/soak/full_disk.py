@@ -12,7 +12,7 @@ from tests.soak.outcome import Outcome
 from tests.soak.trainings import Reference, fit_command, left, reference
 from tests.storage.trees import difference
 
-_SIZE = 8 << 20  # bytes of a small disk: the page alone takes 5 MB
+_SIZE = 16 << 20  # bytes of a small disk: the page of each training takes 5 MB
 _FREE = (-1, -1)
 
 

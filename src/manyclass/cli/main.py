@@ -5,6 +5,7 @@ import functools
 import signal
 import sys
 import textwrap
+import threading
 
 import click
 
@@ -38,8 +39,10 @@ for command in (demo, fit, evaluate, predict, info, study, paper):
 
 @functools.cache
 def _end_quietly() -> None:
-    # By then all is done and said, and Python takes its time to end: Ctrl-C would be a traceback.
-    atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)
+    # By then all is done and said, and Python takes its time to end: Ctrl-C would be a traceback. What comes first is
+    # that threads are waited for.
+    first = getattr(threading, "_register_atexit", atexit.register)
+    first(signal.signal, signal.SIGINT, signal.SIG_IGN)
 
 
 def main() -> None:

@@ -29,6 +29,7 @@ from manyclass.tasks.model import Model, open_model
 from manyclass.tasks.optimizers import make_optimizers, make_schedulers
 from manyclass.tasks.restore import check_files, restore
 from manyclass.tasks.settings import Settings
+from manyclass.tasks.size import check_size
 from manyclass.tasks.task import Source, Task, Watch, check_settings
 from manyclass.training import (
     Batch,
@@ -251,6 +252,7 @@ def train(
     kind, settings = KINDS[plan.kind], plan.settings
     torch.manual_seed(settings.seed)
     try:
+        check_size(plan, how.device)
         model = Model(plan, kind.build(plan)).to(how.device)
     except ValueError as error:
         raise UserError(str(error)) from error

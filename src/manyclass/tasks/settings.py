@@ -7,6 +7,9 @@ from manyclass import _check
 from manyclass.by_name import OBJECTIVES, OPTIMIZERS, SAMPLERS
 from manyclass.errors import UserError
 
+# What is larger would be built for hours, or could not be counted.
+_MOST = {"layers": 1000, **dict.fromkeys(("batch_size", "dim", "hidden_layers", "rank", "length"), 2**31 - 1)}
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -58,7 +61,7 @@ class Settings:
     def __post_init__(self) -> None:
         for name in ("epochs", "patience", "batch_size", "dim", "rank", "layers", "length"):
             if (value := getattr(self, name)) is not None:
-                _check.whole(name, value, 1)
+                _size(name, value)
         for name in ("seconds", "rate", "network_rate", "clip", "rmse_log_z"):
             if (value := getattr(self, name)) is not None:
                 _check.number(name, value, low=0, strict=True)
@@ -67,7 +70,7 @@ class Settings:
         if self.regulariser is not None:
             _check.number("regulariser", self.regulariser, low=0)
         for width in self.hidden_layers or ():
-            _check.whole("hidden_layers", width, 1)
+            _size("hidden_layers", width)
         if isinstance(self.k, str):
             _check.choice("k", self.k, ("auto",))
         elif self.k is not None:
@@ -105,3 +108,9 @@ class Settings:
             return cls(**{**data, "hidden_layers": None if layers is None else tuple(layers)})
         except (TypeError, ValueError) as error:
             raise UserError(f"the settings of a training are damaged: {error}") from None
+
+
+def _size(name: str, value: object) -> None:
+    size, most = _check.whole(name, value, 1), _MOST.get(name)
+    if most is not None and size > most:
+        raise ValueError(f"`{name}` must be at most {most}, got {size}")

@@ -1,0 +1,46 @@
+"""A model that memory does not hold is refused before memory is taken."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from manyclass import tasks
+from manyclass.errors import UserError
+from manyclass.tasks.kinds import KINDS
+from manyclass.tasks.model import Model
+from manyclass.tasks.size import check_size, num_parameters
+from tests.tasks import problems
+from tests.tasks.problems import SETTINGS, fit
+
+
+@pytest.mark.parametrize("kind", problems.KINDS)
+def test_parameters_are_counted(kind, tmp_path):
+    done, _ = fit(kind, tmp_path, settings=replace(SETTINGS[kind], epochs=1))
+    plan = done.model.plan
+    assert num_parameters(plan) == sum(parameter.numel() for parameter in done.model.parameters())
+    check_size(plan, "cpu")
+
+
+@pytest.mark.parametrize("dim", [10**8, 2**31 - 1])
+def test_a_model_that_no_memory_holds_is_refused(tmp_path, dim):
+    with pytest.raises(UserError, match="the model must fit into memory"):
+        fit("text", tmp_path, settings=replace(SETTINGS["text"], dim=dim))
+    assert list((tmp_path / "model").iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["batch_size", "dim", "rank", "length", "layers"])
+def test_sizes_that_cannot_be_counted_are_refused(name):
+    with pytest.raises(ValueError, match=rf"`{name}` must be at most "):
+        tasks.Settings(**{name: 10**30})
+
+
+def test_a_plan_is_counted_without_its_memory(tmp_path):
+    done, _ = fit("triples", tmp_path, settings=replace(SETTINGS["triples"], epochs=1))
+    plan = done.model.plan
+    large = replace(plan, settings=replace(plan.settings, dim=2 * 10**6))
+    assert num_parameters(large) > 10**7
+    state = torch.random.get_rng_state()
+    num_parameters(plan)
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert isinstance(Model(plan, KINDS[plan.kind].build(plan)), Model)
