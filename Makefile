@@ -15,14 +15,15 @@ $(READY): pyproject.toml constraints.txt
 	$(PIP) --editable '.[dev]'
 	touch $@
 
+# A process a core: were each to have threads of its own, they would wait for each other.
 test: $(READY)
-	$(PYTHON) -m pytest --numprocesses 2
+	OMP_NUM_THREADS=1 $(PYTHON) -m pytest --numprocesses 2
 
 check: $(READY)
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/mypy
-	$(PYTHON) -m pytest --numprocesses 2
+	OMP_NUM_THREADS=1 $(PYTHON) -m pytest --numprocesses 2
 
 demo: $(READY)
 	THP_MEM_ALLOC_ENABLE=1 $(VENV)/bin/manyclass demo --out demo-report
@@ -41,6 +42,8 @@ bench: $(BENCH)
 	$(PYTHON) benchmarks/draws.py
 	$(PYTHON) benchmarks/step.py
 	$(PYTHON) benchmarks/design_cost.py
+	$(PYTHON) benchmarks/inference.py
+	$(PYTHON) benchmarks/estimator_memory.py
 	$(PYTHON) benchmarks/plots.py
 
 # The better part of an hour, and it needs the text of WikiText-2.

@@ -1,6 +1,13 @@
+import signal
+
 import pytest
 
 from manyclass.native import _build
+
+
+def pytest_configure():
+    # Who runs in the background is not interrupted by Ctrl-C, and tests of that would find nothing to test.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(params=["compiled", "eager"])
