@@ -92,7 +92,7 @@ def unpack(data: bytes, tensor: Callable[[str], Tensor]) -> dict[str, Any]:
         ValueError: it is not what `Packing` writes; the message says why.
     """
     try:
-        content = _value(json.loads(data.decode("utf-8", "surrogatepass")), tensor)
+        content = _value(json.loads(data.decode("utf-8", "surrogatepass")), tensor, 0)
     except RecursionError:
         raise ValueError("its JSON is nested too deeply") from None
     except (UnicodeDecodeError, json.JSONDecodeError):
@@ -102,16 +102,19 @@ def unpack(data: bytes, tensor: Callable[[str], Tensor]) -> dict[str, Any]:
     return content
 
 
-def _value(node: Any, tensor: Callable[[str], Tensor]) -> Any:
+def _value(node: Any, tensor: Callable[[str], Tensor], depth: int) -> Any:
+    # What the deepest dict or list holds is one deeper.
+    if depth > _DEEPEST + 1:
+        raise ValueError("its JSON is nested too deeply")
     if isinstance(node, list):
-        return [_value(part, tensor) for part in node]
+        return [_value(part, tensor, depth + 1) for part in node]
     if not isinstance(node, dict):
         return node
     match node:
         case {"dict": list() as items} if len(node) == 1:
-            return _items(items, tensor)
+            return _items(items, tensor, depth)
         case {"tuple": list() as parts} if len(node) == 1:
-            return tuple(_value(part, tensor) for part in parts)
+            return tuple(_value(part, tensor, depth + 1) for part in parts)
         case {"tensor": str() as name} if len(node) == 1:
             try:
                 return tensor(name)
@@ -124,12 +127,12 @@ def _value(node: Any, tensor: Callable[[str], Tensor]) -> Any:
     raise ValueError(f"its JSON has an unknown object {str(node)[:40]}")
 
 
-def _items(items: list[Any], tensor: Callable[[str], Tensor]) -> dict[Any, Any]:
+def _items(items: list[Any], tensor: Callable[[str], Tensor], depth: int) -> dict[Any, Any]:
     found = {}
     for item in items:
         if not isinstance(item, list) or len(item) != 2 or type(item[0]) not in (str, int) or item[0] in found:
             raise ValueError(f"its JSON has an item of a dict that is none, {str(item)[:40]}")
-        found[item[0]] = _value(item[1], tensor)
+        found[item[0]] = _value(item[1], tensor, depth + 1)
     return found
 
 
