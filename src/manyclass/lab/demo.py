@@ -197,7 +197,7 @@ def _report(
             )
             for name, side in sides
         ]
-        return Panel(title, label, "held-out perplexity", curves, log_x=at == "step", log_y=True)
+        return Panel(title, label, "held-out perplexity", curves, log_x=at == "step")
 
     probed = [record for record in sampled.records if record.rmse_log_z is not None]
     curves = Figure(
@@ -245,7 +245,10 @@ def _report(
         " ".join(f"{line[0].upper()}{line[1:]}." for line in task.about),
         [
             Section("Sampled and exact, for as long", [verdict, curves]),
-            Section("What the saved model expects", [Table(["after", "it expects"], answers)]),
+            Section(
+                "What the saved model expects",
+                [Table(["after", "it expects"], [(a, b.replace("   ", " · ")) for a, b in answers])],
+            ),
             Section("Rare and frequent classes", [frequency]),
             *([Section("Error of the approximation", [error])] if probed else []),
         ],
