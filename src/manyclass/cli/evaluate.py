@@ -45,9 +45,9 @@ def evaluate(
     measured = tasks.measure(opened, batches)
     for line in about:
         print(line)
-    left_out = getattr(batches, "unknown", 0)
-    if left_out:
-        print(f"{left_out:,} of {batches.rows:,} rows left out: the model does not know their labels")  # type: ignore[attr-defined]
-    print_measured(measured, opened.plan.kind)
+    # How many, is known when the file has been read.
+    if isinstance(batches, tasks.LabelledChunks) and batches.unknown:
+        print(f"{batches.unknown:,} of {batches.rows:,} rows left out: the model does not know their labels")
+    print_measured(measured)
     if json_file is not None:
         write_json(json_file, measured.to_json())

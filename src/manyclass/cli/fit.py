@@ -199,7 +199,7 @@ def fit(
         if done.measured is None:
             step = done.history.progress.step
             raise UserError(f"interrupted after step {step:,}; all of it is saved. To go on: {again}")
-        print_measured(done.measured, done.model.plan.kind)
+        print_measured(done.measured)
         if report:
             written = write_report(tasks.report_of(done.model, done.history, done.measured, done.about), out)
             print(f"report  {written.page}")

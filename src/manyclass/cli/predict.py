@@ -8,12 +8,15 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 import click
 
 from manyclass.cli.options import as_user_error, check_device, path_argument, source_options
 from manyclass.errors import UserError
+
+if TYPE_CHECKING:
+    from manyclass.tasks import Answer
 
 
 @click.command(short_help="The most probable classes of each example of a file.")
@@ -93,10 +96,7 @@ def predict(
             print(_json(answer) if as_json else _columns(answer), file=file)
 
 
-def _columns(answer: object) -> str:
-    from manyclass.tasks import Answer
-
-    assert isinstance(answer, Answer)
+def _columns(answer: "Answer") -> str:
     parts = [answer.shown.replace("\t", " ")]
     for i, name in enumerate(answer.names):
         parts.append(name)
@@ -105,10 +105,7 @@ def _columns(answer: object) -> str:
     return "\t".join(parts)
 
 
-def _json(answer: object) -> str:
-    from manyclass.tasks import Answer
-
-    assert isinstance(answer, Answer)
+def _json(answer: "Answer") -> str:
     return json.dumps(
         {
             "example": answer.shown,

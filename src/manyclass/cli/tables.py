@@ -13,10 +13,10 @@ def console() -> Console:
     return Console(width=None if sys.stdout.isatty() else 110)
 
 
-def print_measured(measured: Measured, kind: str) -> None:
+def print_measured(measured: Measured) -> None:
     """Means over all examples, and by how frequent classes are."""
     names = list(measured.metrics)
-    table = Table(title=None)
+    table = Table()
     for column in ("times in training", "examples", "loss", "perplexity", *names):
         table.add_column(column, justify="right")
     for band in measured.bands:
@@ -24,7 +24,7 @@ def print_measured(measured: Measured, kind: str) -> None:
             band.name,
             f"{band.examples:,.0f}",
             f"{band.loss:.4f}",
-            "",
+            f"{band.perplexity:,.2f}",
             *(f"{band.metrics[name]:.4f}" for name in names),
         )
     table.add_section()

@@ -1,6 +1,7 @@
 """Kinds of data, from files to trained models and their answers."""
 
 from manyclass.tasks.began import read_about as read_about
+from manyclass.tasks.features import LabelledChunks as LabelledChunks
 from manyclass.tasks.fit import Fit as Fit
 from manyclass.tasks.fit import Fitted as Fitted
 from manyclass.tasks.fit import fit as fit

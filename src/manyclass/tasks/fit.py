@@ -1,7 +1,8 @@
 """From a file to a trained model in a folder, that can be stopped at any moment and goes on where it was."""
 
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -45,12 +46,8 @@ from manyclass.training import (
 
 _DATA = ".manyclass-data"
 _LIMITS = ("epochs", "seconds")
-_HOW = (
-    "evaluate_every",
-    "evaluate_seconds",
-    "evaluated",
-    "probe_every",
-)  # what decides when a training looks at itself
+# What decides when a training looks at itself.
+_HOW = ("evaluate_every", "evaluate_seconds", "evaluated", "probe_every")
 
 
 @dataclass(frozen=True)
@@ -139,19 +136,17 @@ def fit(
         raise UserError(f"`--out` must be a folder that can be made, got {folder}: {error.strerror}") from None
     if foreign is not None:
         raise UserError(f"`--out` must be a new or empty folder, got {folder}, which has {foreign}")
-    task = _read(kind, source, settings, folder, how.watch)
-    about = {
-        "format": FORMAT,
-        "kind": kind,
-        "source": source_kept(source),
-        "settings": settings.to_json(),
-        "how": {name: getattr(how, name) for name in _HOW},
-        "files": fingerprints(source),
-    }
-    try:
+    with _spool(folder) as data:
+        task = KINDS[kind].read(source, settings, data, how.watch)
+        about = {
+            "format": FORMAT,
+            "kind": kind,
+            "source": source_kept(source),
+            "settings": settings.to_json(),
+            "how": {name: getattr(how, name) for name in _HOW},
+            "files": fingerprints(source),
+        }
         return train(task, folder, how, told=told, begun=lambda: write_json(folder / ABOUT, signed(about)))
-    finally:
-        shutil.rmtree(folder / _DATA, ignore_errors=True)
 
 
 def resume(
@@ -201,7 +196,6 @@ def resume(
     now = source_now(about["source"], source)
     check_same(now, about["files"])
     check_files(folder, which)
-    task = _read(kind, now, settings, folder, how.watch)
 
     def begun() -> None:
         # Who resumes it again need not say once more how long, and where its data is.
@@ -212,18 +206,18 @@ def resume(
     newest = folder / f"{which}.safetensors"
     # Stopped before the first checkpoint, it begins anew.
     going = which if newest.exists() or which == "previous" else None
-    try:
+    with _spool(folder) as data:
+        task = KINDS[kind].read(now, settings, data, how.watch)
         return train(task, folder, how, resume=going, told=told, begun=begun)
+
+
+@contextmanager
+def _spool(folder: Path) -> Iterator[Path]:
+    """Where data that was read is kept while it is trained on, whatever happens no longer."""
+    try:
+        yield folder / _DATA
     finally:
         shutil.rmtree(folder / _DATA, ignore_errors=True)
-
-
-def _read(kind: str, source: Source, settings: Settings, folder: Path, watch: Watch | None) -> Task:
-    try:
-        return KINDS[kind].read(source, settings, folder / _DATA, watch)
-    except BaseException:
-        shutil.rmtree(folder / _DATA, ignore_errors=True)
-        raise
 
 
 def train(
@@ -317,9 +311,7 @@ def train(
     if history.stopped == "interrupted":
         return Fitted(model, history, None, task.about)
     best = open_model(folder, device=how.device)
-    measured = measure(best, task.held_out(None))
-    shutil.rmtree(folder / _DATA, ignore_errors=True)
-    return Fitted(best, history, measured, task.about)
+    return Fitted(best, history, measure(best, task.held_out(None)), task.about)
 
 
 def _check_log(log: CSVLog) -> None:

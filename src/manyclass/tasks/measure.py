@@ -32,6 +32,10 @@ class Band:
     metrics: Mapping[str, float]
 
     @property
+    def perplexity(self) -> float:
+        return _perplexity(self.loss)
+
+    @property
     def name(self) -> str:
         return f"{self.low:,}" if self.low == self.high else f"{self.low:,} to {self.high:,}"
 
@@ -54,7 +58,7 @@ class Measured:
 
     @property
     def perplexity(self) -> float:
-        return math.exp(min(self.loss, 700.0))
+        return _perplexity(self.loss)
 
     def to_json(self) -> dict[str, object]:
         """What `json.dumps` takes."""
@@ -113,3 +117,8 @@ def _band(power: int, sums: list[float], names: Sequence[str]) -> Band:
     low, high = (0, 0) if power == 0 else (10 ** (power - 1), 10**power - 1)
     examples, loss, *metrics = sums
     return Band(low, high, examples, loss / examples, {n: x / examples for n, x in zip(names, metrics, strict=True)})
+
+
+def _perplexity(loss: float) -> float:
+    # A loss beyond that has none that a float holds.
+    return math.exp(min(loss, 700.0))

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +84,7 @@ class Model(nn.Module):
     def names(self) -> Names:
         return self.plan.names
 
-    @cached_property
+    @property
     def device(self) -> torch.device:
         return self.head.weight.device
 
