@@ -81,7 +81,7 @@ def test_what_a_user_has_is_no_answer_unless_it_is_asked_for(trained, tmp_path, 
     assert sorted(ann["classes"]) == [f"w{i:02}" for i in range(1, CLASSES, 2)]
     assert "w01" not in ben["classes"]
     assert len(ben["classes"]) == CLASSES - 1
-    assert run("predict", out, asked, "--top", CLASSES, "--json", "--keep-seen") == 0
+    assert run("predict", out, asked, "--top", CLASSES, "--json", "--seen") == 0
     kept = objects(capsys)
     assert [len(each["classes"]) for each in kept] == [CLASSES, CLASSES]
     # Probabilities are over all items in both cases.
@@ -89,10 +89,30 @@ def test_what_a_user_has_is_no_answer_unless_it_is_asked_for(trained, tmp_path, 
     assert ann["probabilities"] == pytest.approx([chances[name] for name in ann["classes"]], rel=1e-5)
 
 
-def test_only_users_have_seen_something(trained, tmp_path, capsys):
+@pytest.mark.parametrize("option", ["--seen", "--unseen"])
+def test_text_has_seen_nothing(trained, tmp_path, capsys, option):
     _, out, _ = trained("text")
-    assert run("predict", out, ask(tmp_path, "w00\n"), "--keep-seen") == 2
-    assert capsys.readouterr().err == "manyclass: `--keep-seen` must be left out for text\n"
+    assert run("predict", out, ask(tmp_path, "w00\n"), option) == 2
+    assert capsys.readouterr().err == f"manyclass: `{option}` must be left out for text\n"
+
+
+def test_tails_that_are_known_are_answers_unless_new_ones_are_asked_for(trained, tmp_path, capsys):
+    _, out, data = trained("triples")
+    triples = [
+        line.split("\t") for part in ("train", "valid") for line in (data / f"{part}.txt").read_text().splitlines()
+    ]
+    known = {tail for head, relation, tail in triples if (head, relation) == ("w05", "plus 1")}
+    heads = {head for head, relation, tail in triples if (relation, tail) == ("plus 1", "w05")}
+    assert known
+    assert heads
+    asked = ask(tmp_path, "w05\tplus 1\n?\tplus 1\tw05\n")
+    assert run("predict", out, asked, "--top", CLASSES, "--json") == 0
+    assert [len(each["classes"]) for each in objects(capsys)] == [CLASSES, CLASSES]
+    assert run("predict", out, asked, "--top", CLASSES, "--json", "--unseen") == 0
+    tail, head = (set(each["classes"]) for each in objects(capsys))
+    everything = {f"w{i:02}" for i in range(CLASSES)}
+    assert tail == everything - known
+    assert head == everything - heads
 
 
 def test_every_user_has_his_own_line(trained, tmp_path, capsys):

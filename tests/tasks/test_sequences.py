@@ -93,7 +93,7 @@ def test_every_user_is_asked_for_and_what_he_has_is_left_out(trained, tmp_path):
     names = done.model.names
     asked = list(KIND.questions(done.model, tasks.Source(path), size=2))
     assert [questions.shown for questions in asked] == [["u", "v"], ["x"]]
-    assert {names[i] for i in asked[0].exclude[0].tolist() if i >= 0} == {"w00", "w01"}
-    assert {names[i] for i in asked[0].exclude[1].tolist() if i >= 0} == {"w05"}
+    assert {names[i] for i in asked[0].seen[0].tolist() if i >= 0} == {"w00", "w01"}
+    assert {names[i] for i in asked[0].seen[1].tolist() if i >= 0} == {"w05"}
     last = asked[0].inputs["last"].tolist()
     assert [names[i] for i in asked[0].inputs["ids"][0, : last[0] + 1].tolist()] == ["w00", "w01", "w00"]

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from manyclass import tasks
+from manyclass import storage, tasks
 from manyclass.errors import UserError
 from manyclass.tasks.triples import TripleBatches
 from tests.tasks.problems import SETTINGS, write_triples
@@ -48,13 +48,35 @@ def test_ranks_of_a_folder_are_filtered_by_all_of_it_both_ways(trained):
         assert measured.metrics[f"hits@{n}"] == pytest.approx(sum(rank <= n for rank in ranks) / 20)
 
 
-def test_a_file_is_filtered_by_itself(trained):
-    done, _, data = trained("triples")
-    asked = lines(data / "valid.txt")
-    ranks = slow(done.model, asked, asked)
-    batches, about = KIND.evaluation(done.model, tasks.Source(data / "valid.txt"))
-    assert about[0].startswith("valid.txt: 10 ")
+def test_a_file_is_filtered_by_itself_and_by_what_the_model_was_made_from(trained):
+    done, out, data = trained("triples")
+    parts = {part: lines(data / f"{part}.txt") for part in ("train", "valid", "test")}
+    model = tasks.open_model(out)
+    ranks = slow(model, parts["test"], [triple for part in parts.values() for triple in part])
+    batches, about = KIND.evaluation(model, tasks.Source(data / "test.txt"))
+    assert about[0].startswith("test.txt: 10 ")
     assert tasks.measure(done.model, batches).metrics["MRR"] == pytest.approx(sum(1 / rank for rank in ranks) / 20)
+
+
+@pytest.mark.parametrize(
+    "known",
+    [
+        None,
+        torch.zeros(0, 3, dtype=torch.int32),
+        torch.zeros(4, 2, dtype=torch.int32),
+        torch.zeros(4, 3),
+        torch.tensor([[0, -1, 0]], dtype=torch.int32),
+        torch.tensor([[0, 0, 1000]], dtype=torch.int32),
+        torch.tensor([[0, 1000, 0]], dtype=torch.int32),
+    ],
+)
+def test_a_model_whose_triples_are_none_of_its_own_is_refused(trained, tmp_path, known):
+    done, _, _ = trained("triples")
+    content = done.model.content()
+    content["config"] = {**content["config"], "known": known}
+    storage.save(tmp_path / "best.safetensors", content, kind="model")
+    with pytest.raises(UserError, match="does not hold a model that this version knows: `known` must be triples"):
+        tasks.open_model(tmp_path)
 
 
 def test_what_is_held_out_is_filtered_too(trained):

@@ -31,8 +31,8 @@ def evaluate(
 ) -> None:
     """Measure a MODEL on DATA: exact likelihood and ranks over all classes, also by how frequent classes are.
 
-    Of sequences the last item of each user is predicted; of a folder of triples those of test, with all other true
-    answers left out of the ranks.
+    Of sequences the last item of each user is predicted; of triples those of a file, or of a folder's test, with all
+    other true answers left out of the ranks: those of DATA and those that the model was made from.
     """
     from manyclass import tasks
     from manyclass.storage import write_json

@@ -36,7 +36,11 @@ if TYPE_CHECKING:
     help="Over all classes; estimated, with --index: from draws, with an error.",
 )
 @click.option("--draws", type=click.IntRange(min=4), default=8, show_default=True, help="Of an estimate.")
-@click.option("--keep-seen", is_flag=True, help="Sequences: items that a user has may be answers too.")
+@click.option(
+    "--seen/--unseen",
+    default=None,
+    help="Whether answers may be a user's own items, default: no; or tails that the model was made from, default: yes.",
+)
 @click.option("--json", "as_json", is_flag=True, help="A JSON object a line, instead of columns with TABs between.")
 @click.option("--out", type=click.Path(path_type=Path), metavar="FILE", help="Where to; default: the standard output.")
 @click.option(
@@ -54,7 +58,7 @@ def predict(
     recall: float,
     probabilities: str,
     draws: int,
-    keep_seen: bool,
+    seen: bool | None,
     as_json: bool,
     out: Path | None,
     which: str | None,
@@ -63,7 +67,7 @@ def predict(
     """The most probable classes of each example of DATA, as it is read; - is the standard input.
 
     DATA is as for fit, labels may be missing. Of text each line is a beginning; of sequences all of a user's items
-    are, and those are no answers; of triples a line is head TAB relation, or has a ? in the place of head or tail.
+    are; of triples a line is head TAB relation, or has a ? in the place of head or tail.
     Each line of the answer: the example, then class, probability, class, probability, …, best first.
     """
     from manyclass import tasks
@@ -72,8 +76,8 @@ def predict(
     if probabilities == "estimated" and not indexed:
         raise UserError("`--probabilities` must be exact or none without `--index`, got estimated")
     opened = tasks.open_model(model, which=which, device=device)
-    if keep_seen and opened.plan.kind != "sequences":
-        raise UserError(f"`--keep-seen` must be left out for {opened.plan.kind}")
+    if seen is not None and tasks.KINDS[opened.plan.kind].seen is None:
+        raise UserError(f"`--{'seen' if seen else 'unseen'}` must be left out for {opened.plan.kind}")
     with _input(data) as path, _output(out) as file:
         source = tasks.Source(path, format=format, label=label, labels=labels)
         tasks.check_source(opened.plan.kind, source)
@@ -89,7 +93,7 @@ def predict(
             number=top,
             index=index,
             probabilities=probabilities,
-            leave_out=not keep_seen,
+            seen=seen,
             draws=draws,
         )
         for answer in answers:

@@ -45,7 +45,7 @@ class Plan:
         kind: of data: "features", "text", "sequences" or "triples".
         names: of the classes.
         counts: float64 [C], how often each was a target in training.
-        config: what the kind must know to read inputs and build an encoder, as JSON holds it.
+        config: what the kind must know to read inputs and build an encoder, as `storage.save` takes it.
         settings: how it is built and trained.
     """
 

@@ -85,7 +85,7 @@ def predict(
     number: int = 5,
     index: Index | None = None,
     probabilities: str = "exact",
-    leave_out: bool = True,
+    seen: bool | None = None,
     draws: int = 8,
     seed: int = 0,
 ) -> Iterator[Answer]:
@@ -97,16 +97,18 @@ def predict(
         number: of classes for each, at most as many as there are.
         index: where to look for them; None: among all classes, exactly.
         probabilities: "exact", "estimated" or "none", see `inference.top`.
-        leave_out: whether classes that the questions exclude (items that a user has) are no answers.
+        seen: whether classes that an example has already may be answers; None: as fits the kind of data.
         draws: of an estimate.
         seed: of those draws.
     """
     generator = torch.Generator(model.device).manual_seed(seed)
     number = min(number, len(model.names))
+    kind = KINDS[model.plan.kind]
+    seen = kind.seen if seen is None else seen
     model.eval()
-    for questions in KINDS[model.plan.kind].questions(model, source, size=_AT_ONCE):
+    for questions in kind.questions(model, source, size=_AT_ONCE):
         hidden = model.encoder(moved(questions.inputs, model.device))
-        exclude = moved(questions.exclude, model.device) if leave_out else None
+        exclude = None if seen else moved(questions.seen, model.device)
         found = top(
             model.head,
             hidden,

@@ -62,12 +62,12 @@ class Questions:
     Args:
         shown: what each is, in a word or a few.
         inputs: of the encoder.
-        exclude: ids [B, E], -1 pads: classes that are no answer; None: all are.
+        seen: ids [B, E], -1 pads: classes that an example has already; None: it has none.
     """
 
     shown: Sequence[str]
     inputs: Any
-    exclude: Tensor | None = None
+    seen: Tensor | None = None
 
 
 # The fields of a source that each kind of data has.
@@ -121,6 +121,8 @@ class Kind(Protocol):
         defaults: of its trainings.
         metrics: what is measured beside the likelihood.
         best_by: the metric by which the best model is chosen; "loss": by likelihood.
+        seen: whether answers may be what an example has already (a user's items, true tails), where nobody says; None:
+            examples have nothing of the kind.
     """
 
     @property
@@ -131,6 +133,9 @@ class Kind(Protocol):
 
     @property
     def best_by(self) -> str: ...
+
+    @property
+    def seen(self) -> bool | None: ...
 
     def read(self, source: Source, settings: Settings, folder: Path, watch: Watch | None = None) -> Task:
         """Read what there is to train on; files that are kept meanwhile go into the folder."""

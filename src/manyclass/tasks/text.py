@@ -99,6 +99,7 @@ class TextKind:
     )
     metrics = ("accuracy", "accuracy@10")
     best_by = "loss"
+    seen = None
 
     def read(self, source: Source, settings: Settings, folder: Path, watch: Watch | None = None) -> Task:
         split, min_count = source.split or "spaces", source.min_count or 1

@@ -58,6 +58,7 @@ class TriplesKind:
     )
     metrics = ("MRR", "hits@1", "hits@3", "hits@10")
     best_by = "MRR"
+    seen = True
 
     def read(self, source: Source, settings: Settings, folder: Path, watch: Watch | None = None) -> Task:
         triples = read_triples(source.data, valid=source.held_out)
@@ -70,7 +71,12 @@ class TriplesKind:
             triples = _parts(triples, chosen[cut:], chosen[:cut])
         train = triples.both_ways(triples.train)
         counts = torch.bincount(train[:, 2], minlength=triples.num_entities).double()
-        plan = Plan("triples", Names(triples.entities), counts, {"relations": list(triples.relations)}, settings)
+        config = {
+            "relations": list(triples.relations),
+            # Kept with the model: what it is measured on later is filtered by them too. Those of test are not its.
+            "known": torch.cat([triples.train, triples.valid]).int(),
+        }
+        plan = Plan("triples", Names(triples.entities), counts, config, settings)
         valid = triples.both_ways(triples.valid)
         known = triples.known("train", "valid", *(["test"] if len(triples.test) else []))
         weight = settings.regulariser or 0.0
@@ -99,6 +105,7 @@ class TriplesKind:
         relations = plan.config["relations"]
         if not isinstance(relations, list) or not all(isinstance(name, str) for name in relations):
             raise ValueError("`relations` must be names, got others")
+        _check_known(plan.config["known"], len(plan.names), len(Names(relations)))
         entities = nn.Embedding(len(plan.names), dim, sparse=True)
         return Body(ComplEx(entities, 2 * len(Names(relations))), dim, entities, bias=False)
 
@@ -107,10 +114,9 @@ class TriplesKind:
         asked, split = next(
             ((part, name) for name in ("test", "valid", "train") if len(part := getattr(triples, name))),
         )
-        known = [part for part in (triples.train, triples.valid, triples.test) if len(part)]
         relations = Names(model.plan.config["relations"])
         ids, unknown = _translated(asked, triples, model.names, relations)
-        every, _ = _translated(torch.cat(known), triples, model.names, relations)
+        read, _ = _translated(torch.cat([triples.train, triples.valid, triples.test]), triples, model.names, relations)
         if not len(ids):
             raise UserError(
                 f"`data` must hold triples that the model knows, got {len(asked):,} of others in {source.data}"
@@ -118,19 +124,18 @@ class TriplesKind:
         about = f"{source.data.name}: {len(ids):,} {split} triples, each both ways, ranks filtered"
         if unknown:
             about += f"; {unknown:,} of entities or relations that the model does not know are left out"
-        tails = KnownTails.of(both_ways(every, len(relations)), num_relations=2 * len(relations))
-        return TripleBatches(both_ways(ids, len(relations)), _AT_ONCE, known=tails), (about,)
+        return TripleBatches(both_ways(ids, len(relations)), _AT_ONCE, known=_known(model, read)), (about,)
 
     def questions(self, model: Model, source: Source, *, size: int) -> Iterator[Questions]:
-        relations = Names(model.plan.config["relations"])
+        relations, known = Names(model.plan.config["relations"]), _known(model)
         held: list[tuple[str, int, int]] = []
         for number, line in enumerate(lines(source.data), 1):
             held.append((line, *_asked(line, number, source.data, model.names, relations)))
             if len(held) == size:
-                yield _batch(held)
+                yield _batch(held, known)
                 held = []
         if held:
-            yield _batch(held)
+            yield _batch(held, known)
 
 
 def _asked(line: str, number: int, path: Path, entities: Names, relations: Names) -> tuple[int, int]:
@@ -151,8 +156,24 @@ def _asked(line: str, number: int, path: Path, entities: Names, relations: Names
     return entity, relation + (len(relations) if backwards else 0)
 
 
-def _batch(held: Sequence[tuple[str, int, int]]) -> Questions:
-    return Questions([line for line, _, _ in held], torch.tensor([[entity, relation] for _, entity, relation in held]))
+def _batch(held: Sequence[tuple[str, int, int]], known: KnownTails) -> Questions:
+    asked = torch.tensor([[entity, relation, -1] for _, entity, relation in held])
+    return Questions([line for line, _, _ in held], asked[:, :2], known.others(asked))
+
+
+def _known(model: Model, more: Tensor | None = None) -> KnownTails:
+    """What is true, both ways: the triples that a model was made from, and more [N, 3] of its ids."""
+    own, number = model.plan.config["known"].long(), len(model.plan.config["relations"])
+    triples = own if more is None else torch.cat([own, more])
+    return KnownTails.of(both_ways(triples, number), num_relations=2 * number)
+
+
+def _check_known(known: object, entities: int, relations: int) -> None:
+    if not isinstance(known, Tensor) or known.dtype != torch.int32 or known.dim() != 2 or known.shape[1:] != (3,):
+        raise ValueError("`known` must be triples, got others")
+    most = zip(known.amax(0).tolist(), (entities, relations, entities), strict=True) if len(known) else ()
+    if not len(known) or known.amin() < 0 or any(greatest >= number for greatest, number in most):
+        raise ValueError("`known` must be triples of its entities and relations, got others")
 
 
 def _parts(triples: Triples, train: Tensor, valid: Tensor) -> Triples:
