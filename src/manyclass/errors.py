@@ -7,3 +7,7 @@ class UserError(Exception):
 
 class DiskFullError(UserError):
     """No space is left where something was to be written."""
+
+
+class NotSavedWarning(RuntimeWarning):
+    """Something could not be written now; work goes on, and it is tried again."""

@@ -4,11 +4,13 @@ import csv
 import json
 import math
 import shutil
+import warnings
 
 import pytest
 import torch
 
-from manyclass import tasks, training
+from manyclass import storage, tasks, training
+from manyclass.errors import DiskFullError
 from tests.cli.command import FLAGS, fit, options, run
 from tests.tasks import problems
 from tests.tasks.problems import KINDS, SETTINGS, Interrupts, files, same_state, to_evaluate
@@ -121,6 +123,9 @@ def test_resume_says_what_it_goes_on_with(tmp_path, capsys, monkeypatch):
     capsys.readouterr()
     for arguments, message in [
         (["--rate", 0.5], "`rate` must be left out, or what it was when the training began, 0.1, got 0.5"),
+        (["--probe-every", 7], "`probe_every` must be left out, or what it was when the training began, 200, got 7"),
+        (["--evaluated", 7], "`evaluated` must be left out, or what it was when the training began, 20000, got 7"),
+        (["--evaluate-every", 7], "`evaluate_every` must be left out, or what it was when the training began, None"),
         (["--text"], f"`--text` must be left out: the training in {out} is of features"),
         (["--label", "x"], "`--label` must come with `DATA`, got x alone"),
         ([data, "--label", "x"], "`--label` must be left out, or what it was when the training began, got x"),
@@ -129,12 +134,34 @@ def test_resume_says_what_it_goes_on_with(tmp_path, capsys, monkeypatch):
     ]:
         assert run("fit", *arguments, "--out", out, "--resume", "--no-report") == 2
         assert capsys.readouterr().err.splitlines()[-1].startswith(f"manyclass: {message}")
-    assert run("fit", data, "--out", out, "--resume", "--no-report", "--epochs", 6, "--rate", 0.1) == 0
+    assert (
+        run("fit", data, "--out", out, "--resume", "--no-report", "--epochs", 6, "--rate", 0.1, "--probe-every", 200)
+        == 0
+    )
     assert tasks.open_model(out).plan.settings.epochs == 6
     capsys.readouterr()
     # Finished, it says so again.
     assert run("fit", "--out", out, "--resume", "--no-report") == 0
     assert "stopped (epochs)" in capsys.readouterr().err
+
+
+def test_what_could_not_be_saved_is_a_line_and_other_warnings_are_not(tmp_path, capsys, monkeypatch):
+    data, out = problems.write_features(tmp_path), tmp_path / "model"
+    save, failed = storage.save, []
+
+    def fails_once(path, *arguments, **options):
+        if not failed:
+            failed.append(path)
+            warnings.warn("a bug", RuntimeWarning, stacklevel=1)
+            raise DiskFullError("no space is left")
+        save(path, *arguments, **options)
+
+    monkeypatch.setattr(storage, "save", fails_once)
+    with pytest.warns(RuntimeWarning, match="a bug") as found:
+        assert fit("features", data, out) == 0
+    assert [str(warning.message) for warning in found] == ["a bug"]
+    told = capsys.readouterr().err.splitlines()
+    assert told.count("manyclass: no space is left. Training goes on and will try again") == 1
 
 
 def test_a_page_is_drawn(tmp_path, capsys):

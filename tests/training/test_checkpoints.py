@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from manyclass import storage
-from manyclass.errors import UserError
+from manyclass.errors import NotSavedWarning, UserError
 from manyclass.training import Checkpoints, History, Progress, Record, Training, load_newest
 from tests.storage.trees import same
 from tests.training.killed import Setting, timeless
@@ -161,7 +161,7 @@ def test_a_full_disk_does_not_end_a_training(tmp_path, disk):
     disk["full"] = True
     now["number"] = 3
     expected = r"disk full while saving .*newest.safetensors: nothing was overwritten; .*\. Training goes on"
-    with pytest.warns(RuntimeWarning, match=expected):
+    with pytest.warns(NotSavedWarning, match=expected):
         checkpoints.on_step(Progress(step=3))
     # Once is enough: here another warning would be an error.
     checkpoints.on_step(Progress(step=3))
@@ -171,7 +171,7 @@ def test_a_full_disk_does_not_end_a_training(tmp_path, disk):
     checkpoints.on_step(Progress(step=4))
     assert numbers(tmp_path) == {"newest": 3, "previous": 2, "best": 2}
     disk["full"] = True
-    with pytest.warns(RuntimeWarning, match="Training goes on and will try again"):
+    with pytest.warns(NotSavedWarning, match="Training goes on and will try again"):
         checkpoints.on_step(Progress(step=5))
 
 
@@ -190,7 +190,7 @@ def test_a_best_model_that_could_not_be_saved_does_not_count_as_the_best(tmp_pat
     checkpoints.on_record(recorded(1, 3.0))
     disk["full"] = True
     now["number"] = 2
-    with pytest.warns(RuntimeWarning, match=r"best.safetensors"):
+    with pytest.warns(NotSavedWarning, match=r"best.safetensors"):
         checkpoints.on_record(recorded(2, 1.0))
     disk["full"] = False
     now["number"] = 3
@@ -205,7 +205,7 @@ def test_a_best_model_that_could_not_be_saved_is_saved_at_the_end_if_it_is_still
     checkpoints.on_record(recorded(1, 3.0))
     disk["full"] = True
     now["number"] = 2
-    with pytest.warns(RuntimeWarning, match=r"best.safetensors"):
+    with pytest.warns(NotSavedWarning, match=r"best.safetensors"):
         checkpoints.on_record(recorded(2, 1.0))
     disk["full"] = False
     checkpoints.on_end(ended(step=step))
@@ -255,8 +255,11 @@ def damage(folder, *which):
 @pytest.mark.parametrize(
     ("damaged", "offered"),
     [
-        (["newest"], r"/previous.safetensors can be read: ask for 'previous'$"),
-        (["newest", "previous"], r"/best.safetensors can be read, though it is the model alone: ask for 'best'$"),
+        (["newest"], r"/previous.safetensors can be read: `which` may be 'previous'$"),
+        (
+            ["newest", "previous"],
+            r"/best.safetensors can be read, though it is the model alone: `which` may be 'best'$",
+        ),
         (["newest", "previous", "best"], r"; nothing else in .* can be read$"),
     ],
 )
@@ -282,7 +285,7 @@ def test_after_a_damaged_checkpoint_the_previous_one_stays_until_there_is_a_new_
     now, checkpoints = counted(tmp_path, every=0)
     now.update(checkpoints.resume("previous"))
     disk["full"] = True
-    with pytest.warns(RuntimeWarning, match="disk full"):
+    with pytest.warns(NotSavedWarning, match="disk full"):
         checkpoints.on_step(Progress(step=2))
     assert load_newest(tmp_path, "previous")[0] == {"number": 1}
     disk["full"] = False

@@ -5,6 +5,7 @@ import io
 
 import pytest
 
+from manyclass.errors import NotSavedWarning
 from manyclass.training import CSVLog, HeldOut, History, Probe, Progress, ProgressLine, Record
 from tests.training.problem import batches, trained
 
@@ -88,7 +89,7 @@ def test_rows_that_a_full_disk_does_not_take_follow_when_it_does(tmp_path, monke
     with monkeypatch.context() as full:
         full.setattr(log, "_file", open("/dev/full", "w"))  # noqa: SIM115
         full.setattr(log, "_open", lambda step: open("/dev/full", "w"))  # noqa: SIM115
-        with pytest.warns(RuntimeWarning, match=r"cannot write .*log.csv: No space left on device. Rows follow later"):
+        with pytest.warns(NotSavedWarning, match=r"cannot write .*log.csv: No space left on device. Rows follow later"):
             log.on_record(record(2))
         # It is said once.
         log.on_record(record(3))

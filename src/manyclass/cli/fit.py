@@ -75,16 +75,12 @@ class _Fit(SectionedCommand):
 @click.option(
     "--evaluated",
     type=click.IntRange(min=1),
-    default=20_000,
-    show_default=True,
-    help="Held-out examples of an evaluation while it trains; the last is of all.",
+    help="Held-out examples of an evaluation while it trains, default: 20000; the last is of all.",
 )
 @click.option(
     "--probe-every",
     type=click.IntRange(min=0),
-    default=200,
-    show_default=True,
-    help="Steps between probes of the error of log Z̃; 0: none.",
+    help="Steps between probes of the error of log Z̃, default: 200; 0: none.",
 )
 @click.option(
     "--checkpoint-every",
@@ -111,8 +107,8 @@ def fit(
     split: str | None,
     min_count: int | None,
     evaluate_every: int | None,
-    evaluated: int,
-    probe_every: int,
+    evaluated: int | None,
+    probe_every: int | None,
     checkpoint_every: float,
     device: str,
     log: str | None,
@@ -168,14 +164,14 @@ def fit(
             print(line, file=sys.stderr)
         print(file=sys.stderr, flush=True)
 
+    given_looks = {"evaluate_every": evaluate_every, "evaluated": evaluated, "probe_every": probe_every}
+    looks = {name: value for name, value in given_looks.items() if value is not None}
     again = f"manyclass fit --out {shlex.quote(str(out))} --resume"
     try:
         how = tasks.Fit(
-            evaluate_every=evaluate_every,
+            **looks,
             # Who says how long it may take wants to see something of it, however long an epoch is.
             evaluate_seconds=settings.seconds / 10 if settings.seconds and not evaluate_every else None,
-            evaluated=evaluated,
-            probe_every=probe_every,
             checkpoint_every=checkpoint_every,
             device=device,
             watch=reading(),
@@ -187,7 +183,7 @@ def fit(
                 out,
                 kind=kind if kinds else None,
                 source=source,
-                given={name: value for name, value in given.items() if value is not None},
+                given={name: value for name, value in given.items() if value is not None} | looks,
                 which="previous" if from_previous else "newest",
                 how=how,
                 told=told,

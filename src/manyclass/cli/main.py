@@ -6,6 +6,10 @@ import signal
 import sys
 import textwrap
 import threading
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import click
 
@@ -17,7 +21,7 @@ from manyclass.cli.info import info
 from manyclass.cli.paper import paper
 from manyclass.cli.predict import predict
 from manyclass.cli.study import study
-from manyclass.errors import UserError
+from manyclass.errors import NotSavedWarning, UserError
 
 
 class _InOrder(click.Group):
@@ -45,11 +49,30 @@ def _end_quietly() -> None:
     first(signal.signal, signal.SIGINT, signal.SIG_IGN)
 
 
+@contextmanager
+def _warnings_in_a_line() -> Iterator[None]:
+    """Show what could not be saved as errors are shown; other warnings are bugs, and keep where they come from."""
+    with warnings.catch_warnings():
+        show = warnings.showwarning
+
+        def shown(message: Warning | str, category: type[Warning], *rest: Any, **more: Any) -> None:
+            if issubclass(category, NotSavedWarning):
+                # A progress line is written over: it comes again.
+                over = "\r\x1b[K" if sys.stderr.isatty() else ""
+                print(f"{over}manyclass: {message}", file=sys.stderr, flush=True)
+            else:
+                show(message, category, *rest, **more)
+
+        warnings.showwarning = shown
+        yield
+
+
 def main() -> None:
     """Run the command line: what a user can mend is one line, and exit code 2; a bug keeps its traceback."""
     _end_quietly()
     try:
-        code = app(standalone_mode=False)
+        with _warnings_in_a_line():
+            code = app(standalone_mode=False)
     except UserError as error:
         message = str(error)
     except click.ClickException as error:

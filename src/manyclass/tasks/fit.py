@@ -165,9 +165,10 @@ def resume(
         folder: of the training.
         kind: of the data; None: what it was.
         source: where its data is now; None: where it was.
-        given: settings. Limits, epochs or seconds, may be others than it had; all else must be what it had.
+        given: settings, and fields of `Fit` that say when to evaluate and probe. Limits, epochs or seconds, may be
+            others than it had; all else must be what it had.
         which: of its checkpoints.
-        how: to run it.
+        how: to run it; when to evaluate and probe is what it was.
         told: what was read, before the training goes on.
 
     Raises:
@@ -180,18 +181,16 @@ def resume(
         raise UserError(f"cannot read {folder / ABOUT}: it is damaged: {error}") from None
     if kind not in (None, about["kind"]):
         raise UserError(f"`--{kind}` must be left out: the training in {folder} is of {about['kind']}")
-    for name, value in (given or {}).items():
-        if name not in _LIMITS and value != getattr(settings, name):
-            raise UserError(
-                f"`{name}` must be left out, or what it was when the training began, {getattr(settings, name)}, "
-                f"got {value}"
-            )
-    if limits := {name: given[name] for name in _LIMITS if given and name in given}:
-        settings = replace(settings, **{**dict.fromkeys(_LIMITS), **limits})
     try:
         how = replace(how, **{name: about["how"][name] for name in _HOW})
     except (KeyError, TypeError, ValueError):
         raise UserError(f"cannot read {folder / ABOUT}: it is damaged: it does not say when to evaluate") from None
+    for name, value in (given or {}).items():
+        was = getattr(how if name in _HOW else settings, name)
+        if name not in _LIMITS and value != was:
+            raise UserError(f"`{name}` must be left out, or what it was when the training began, {was}, got {value}")
+    if limits := {name: given[name] for name in _LIMITS if given and name in given}:
+        settings = replace(settings, **{**dict.fromkeys(_LIMITS), **limits})
     kind = str(about["kind"])
     now = source_now(about["source"], source)
     check_same(now, about["files"])

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from manyclass import _check, storage
-from manyclass.errors import UserError
+from manyclass.errors import NotSavedWarning, UserError
 from manyclass.training.callback import Callback
 from manyclass.training.history import History, Progress, Record, cost
 
@@ -135,7 +135,7 @@ class Checkpoints(Callback):
             save()
         except UserError as error:
             if not self._warned:
-                warnings.warn(f"{error}. Training goes on and will try again", RuntimeWarning, stacklevel=2)
+                warnings.warn(f"{error}. Training goes on and will try again", NotSavedWarning, stacklevel=2)
             self._warned = True
         else:
             self._warned = False
@@ -177,7 +177,7 @@ def _offer(folder: Path, refused: Which) -> str:
             except UserError:
                 continue
             alone = ", though it is the model alone" if which == "best" else ""
-            return f"{path} can be read{alone}: ask for {which!r}"
+            return f"{path} can be read{alone}: `which` may be {which!r}"
     return f"nothing else in {folder} can be read"
 
 

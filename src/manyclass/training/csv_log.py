@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TextIO
 
+from manyclass.errors import NotSavedWarning
 from manyclass.training.callback import Callback
 from manyclass.training.history import History, Record
 
@@ -51,7 +52,7 @@ class CSVLog(Callback):
             self._close()
             if not self._warned:
                 reason = error.strerror or error
-                warnings.warn(f"cannot write {self._path}: {reason}. Rows follow later", RuntimeWarning, stacklevel=2)
+                warnings.warn(f"cannot write {self._path}: {reason}. Rows follow later", NotSavedWarning, stacklevel=2)
             self._warned = True
         else:
             self._owed, self._warned = [], False
