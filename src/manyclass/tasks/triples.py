@@ -121,7 +121,8 @@ class TriplesKind:
             raise UserError(
                 f"`data` must hold triples that the model knows, got {len(asked):,} of others in {source.data}"
             )
-        about = f"{source.data.name}: {len(ids):,} {split} triples, each both ways, ranks filtered"
+        of = f"{split} triples" if source.data.is_dir() else "triples"
+        about = f"{source.data.name}: {len(ids):,} {of}, each both ways, ranks filtered"
         if unknown:
             about += f"; {unknown:,} of entities or relations that the model does not know are left out"
         return TripleBatches(both_ways(ids, len(relations)), _AT_ONCE, known=_known(model, read)), (about,)
