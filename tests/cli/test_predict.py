@@ -4,6 +4,7 @@ import io
 import json
 import math
 import shutil
+import subprocess
 import sys
 
 import pytest
@@ -137,6 +138,24 @@ def test_a_question_mark_asks_for_a_head_or_a_tail(trained, tmp_path, capsys):
     assert tail["classes"] == same["classes"]
     assert "w06" in tail["classes"]
     assert "w04" in head["classes"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "asked"), [("text", ["w00 w01", "w05"]), ("triples", ["w05\tplus 1", "?\tplus 1\tw05"])]
+)
+def test_lines_of_the_standard_input_are_answered_as_they_come(trained, tmp_path, capsys, kind, asked):
+    _, out, _ = trained(kind)
+    assert run("predict", out, ask(tmp_path, "\n".join(asked) + "\n")) == 0
+    expected = capsys.readouterr().out.splitlines()
+    command = [sys.executable, "-m", "manyclass", "predict", str(out), "-"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        for line, answer in zip(asked, expected, strict=True):
+            process.stdin.write(line + "\n")
+            process.stdin.flush()
+            # It would never come, did the first line wait for the second.
+            assert process.stdout.readline().split("\t")[1::2] == answer.split("\t")[1::2]
+        process.stdin.close()
+        assert process.wait(60) == 0
 
 
 @pytest.mark.parametrize("kind", ["text", "features"])

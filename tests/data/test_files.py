@@ -1,12 +1,13 @@
 """Text files, compressed or not, as their lines."""
 
 import gzip
+import io
 import os
 
 import pytest
 
 from manyclass.data import files
-from manyclass.data.files import blocks, lines, writing
+from manyclass.data.files import blocks, line_batches, lines, writing
 from manyclass.errors import UserError
 
 
@@ -33,6 +34,18 @@ def test_lines_end_in_any_way_wherever_a_block_ends(path, monkeypatch, content, 
     monkeypatch.setattr(files, "_SIZE", size)
     path.write_bytes(content)
     assert list(lines(path)) == expected
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 1 << 20])
+def test_the_standard_input_is_read_as_a_file_is(path, monkeypatch, size):
+    content = b"\xef\xbb\xbfa\nb\r\nc\rd\xc3\xa9\n\ne"
+    path.write_bytes(content)
+    monkeypatch.setattr(files, "_SIZE", size)
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(content)))
+    came = list(line_batches(files.STANDARD_INPUT, 2))
+    assert [pair for batch in came for pair in batch] == list(enumerate(["a", "b", "c", "dé", "", "e"], 1))
+    assert [pair for batch in line_batches(path, 2) for pair in batch] == [pair for batch in came for pair in batch]
+    assert max(map(len, came)) <= 2
 
 
 def test_blocks_know_the_number_of_their_first_line(path, monkeypatch):

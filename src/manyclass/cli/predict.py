@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, TextIO
 import click
 
 from manyclass.cli.options import as_user_error, check_device, path_argument, source_options
+from manyclass.data.files import STANDARD_INPUT
 from manyclass.errors import UserError
 
 if TYPE_CHECKING:
@@ -64,7 +65,8 @@ def predict(
     which: str | None,
     device: str,
 ) -> None:
-    """The most probable classes of each example of DATA, as it is read; - is the standard input.
+    """The most probable classes of each example of DATA, as it is read; - is the standard input, of which lines of text
+    and of triples are answered as they come.
 
     DATA is as for fit, labels may be missing. Of text each line is a beginning; of sequences all of a user's items
     are; of triples a line is head TAB relation, or has a ? in the place of head or tail.
@@ -78,7 +80,9 @@ def predict(
     opened = tasks.open_model(model, which=which, device=device)
     if seen is not None and tasks.KINDS[opened.plan.kind].seen is None:
         raise UserError(f"`--{'seen' if seen else 'unseen'}` must be left out for {opened.plan.kind}")
-    with _input(data) as path, _output(out) as file:
+    # An index is tuned on what is then asked.
+    once = tasks.KINDS[opened.plan.kind].by_line and not indexed
+    with _input(data, once=once) as path, _output(out) as file:
         source = tasks.Source(path, format=format, label=label, labels=labels)
         tasks.check_source(opened.plan.kind, source)
         index = None
@@ -97,7 +101,7 @@ def predict(
             draws=draws,
         )
         for answer in answers:
-            print(_json(answer) if as_json else _columns(answer), file=file)
+            print(_json(answer) if as_json else _columns(answer), file=file, flush=path == STANDARD_INPUT)
 
 
 def _columns(answer: "Answer") -> str:
@@ -122,11 +126,11 @@ def _json(answer: "Answer") -> str:
 
 
 @contextmanager
-def _input(path: Path) -> Iterator[Path]:
-    if str(path) != "-":
+def _input(path: Path, *, once: bool) -> Iterator[Path]:
+    if path != STANDARD_INPUT or once:
         yield path
         return
-    # Files may be read twice.
+    # It is read twice.
     with tempfile.NamedTemporaryFile(prefix="manyclass-") as held:
         shutil.copyfileobj(sys.stdin.buffer, held)
         held.flush()

@@ -3,19 +3,22 @@
 import bz2
 import errno
 import gzip
+import io
 import lzma
 import stat
+import sys
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 from manyclass.errors import UserError
 
 Watch = Callable[[int, int], None]  # told how many bytes of a file are read, and of how many
 
+STANDARD_INPUT = Path("-")
 PACKED = (".gz", ".xz", ".bz2")
 LINE_LIMIT = 64 << 20  # bytes: a file without line ends must not fill the memory
 _SIZE = 1 << 20
@@ -54,9 +57,25 @@ def lines(path: Path, *, name: str = "data") -> Iterator[str]:
         yield from block.data.decode().split("\n")[:-1]
 
 
+def line_batches(path: Path, size: int, *, name: str = "data") -> Iterator[list[tuple[int, str]]]:
+    """The lines of a UTF-8 file and their numbers, from 1, at most so many at a time; see `lines`.
+
+    It is read once, so it may be the standard input, `-`: lines that have come do not wait for others.
+    """
+    pieces = _of_standard_input() if path == STANDARD_INPUT else _of_file(path, name)
+    for block in _checked(pieces, path, name):
+        numbered = list(enumerate(block.data.decode().split("\n")[:-1], block.first))
+        for first in range(0, len(numbered), size):
+            yield numbered[first : first + size]
+
+
 def blocks(path: Path, *, name: str = "data") -> Iterator[Block]:
     """The lines of a UTF-8 file, about a mebibyte of them at a time; see `lines`."""
-    for block in _whole_lines(path, name):
+    yield from _checked(_of_file(path, name), path, name)
+
+
+def _checked(pieces: Iterator[tuple[bytes, int]], path: Path, name: str) -> Iterator[Block]:
+    for block in _whole_lines(pieces, path, name):
         try:
             if not block.data.isascii():
                 block.data.decode()
@@ -165,34 +184,51 @@ def _remove(folder: Path, names: Sequence[str]) -> None:
             (folder / name).unlink()
 
 
-def _whole_lines(path: Path, name: str) -> Iterator[Block]:
-    first = 1
+def _of_file(path: Path, name: str) -> Iterator[tuple[bytes, int]]:
+    """Pieces of what a file holds, the first of them no shorter than a byte order mark, and how far it is read."""
+    with reading(path, name), path.open("rb") as raw, _unpacked(raw, path) as file:
+        while piece := file.read(_SIZE):
+            # A compressed file may yield less than was asked for.
+            while len(piece) < len(_BOM) and (more := file.read(len(_BOM) - len(piece))):
+                piece += more
+            yield piece, raw.tell()
+
+
+def _of_standard_input() -> Iterator[tuple[bytes, int]]:
+    """The same of what has come by then."""
+    file, done = cast("io.BufferedReader", sys.stdin.buffer), 0
+    while piece := file.read1(_SIZE):
+        if not done:
+            while _BOM.startswith(piece) and len(piece) < len(_BOM) and (more := file.read1(len(_BOM) - len(piece))):
+                piece += more
+        done += len(piece)
+        yield piece, done
+
+
+def _whole_lines(pieces: Iterator[tuple[bytes, int]], path: Path, name: str) -> Iterator[Block]:
+    first, done = 1, 0
     rest: list[bytes] = []  # of a line whose end is still to come
     held = b""  # a carriage return whose line feed may still come
-    with reading(path, name), path.open("rb") as raw, _unpacked(raw, path) as file:
-        begun = False
-        while piece := file.read(_SIZE):
-            if not begun:
-                # A compressed file may yield less than was asked for.
-                while len(piece) < len(_BOM) and (more := file.read(len(_BOM) - len(piece))):
-                    piece += more
-                piece, begun = piece.removeprefix(_BOM), True
-            piece = held + piece
-            held = b"\r" if piece.endswith(b"\r") else b""
-            piece = _line_feeds(piece.removesuffix(b"\r"))
-            end = piece.rfind(b"\n") + 1
-            if end:
-                data = b"".join([*rest, piece[:end]])
-                rest = []
-                yield Block(data, first, raw.tell())
-                first += data.count(b"\n")
-            rest.append(piece[end:])
-            if sum(map(len, rest)) > LINE_LIMIT:
-                limit = f"at most {LINE_LIMIT >> 20} MiB"
-                raise UserError(f"`{name}` must have lines of {limit}, got a longer one, line {first} of {path}")
-        last = b"".join(rest)
-        if last or held:
-            yield Block(last + b"\n", first, raw.tell())
+    begun = False
+    for piece, done in pieces:
+        if not begun:
+            piece, begun = piece.removeprefix(_BOM), True
+        piece = held + piece
+        held = b"\r" if piece.endswith(b"\r") else b""
+        piece = _line_feeds(piece.removesuffix(b"\r"))
+        end = piece.rfind(b"\n") + 1
+        if end:
+            data = b"".join([*rest, piece[:end]])
+            rest = []
+            yield Block(data, first, done)
+            first += data.count(b"\n")
+        rest.append(piece[end:])
+        if sum(map(len, rest)) > LINE_LIMIT:
+            limit = f"at most {LINE_LIMIT >> 20} MiB"
+            raise UserError(f"`{name}` must have lines of {limit}, got a longer one, line {first} of {path}")
+    last = b"".join(rest)
+    if last or held:
+        yield Block(last + b"\n", first, done)
 
 
 def _unpacked(raw: IO[bytes], path: Path) -> IO[bytes]:

@@ -51,6 +51,7 @@ class FeaturesKind:
     metrics = ("accuracy", "accuracy@5")
     best_by = "loss"
     seen = None
+    by_line = False
 
     def read(self, source: Source, settings: Settings, folder: Path, watch: Watch | None = None) -> Task:
         reader = open_rows(source.data, format=source.format, label=source.label, labels=source.labels, watch=watch)

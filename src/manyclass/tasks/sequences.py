@@ -52,6 +52,7 @@ class SequencesKind:
     metrics = ("HR@10", "NDCG@10")
     best_by = "NDCG@10"
     seen = False
+    by_line = False
 
     def read(self, source: Source, settings: Settings, folder: Path, watch: Watch | None = None) -> Task:
         sequences = read_sequences(source.data)

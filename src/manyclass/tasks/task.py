@@ -123,6 +123,8 @@ class Kind(Protocol):
         best_by: the metric by which the best model is chosen; "loss": by likelihood.
         seen: whether answers may be what an example has already (a user's items, true tails), where nobody says; None:
             examples have nothing of the kind.
+        by_line: whether a question is a line, so that those that come by the standard input, `-`, are answered one by
+            one.
     """
 
     @property
@@ -136,6 +138,9 @@ class Kind(Protocol):
 
     @property
     def seen(self) -> bool | None: ...
+
+    @property
+    def by_line(self) -> bool: ...
 
     def read(self, source: Source, settings: Settings, folder: Path, watch: Watch | None = None) -> Task:
         """Read what there is to train on; files that are kept meanwhile go into the folder."""

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from manyclass import _check
 from manyclass.data import Names, read_text
-from manyclass.data.files import lines
+from manyclass.data.files import line_batches, lines
 from manyclass.data.text import END, SPLITS, UNKNOWN, Text
 from manyclass.encoders import Recurrent
 from manyclass.errors import UserError
@@ -100,6 +100,7 @@ class TextKind:
     metrics = ("accuracy", "accuracy@10")
     best_by = "loss"
     seen = None
+    by_line = True
 
     def read(self, source: Source, settings: Settings, folder: Path, watch: Watch | None = None) -> Task:
         split, min_count = source.split or "spaces", source.min_count or 1
@@ -140,15 +141,9 @@ class TextKind:
 
     def questions(self, model: Model, source: Source, *, size: int) -> Iterator[Questions]:
         split, start = SPLITS[model.plan.config["split"]], _start(model.names)
-        held: list[tuple[str, list[int]]] = []
-        for line in lines(source.data):
-            known = [i for i in _ids(model.names, split(line)) if i >= 0]
-            held.append((line, [start, *known][-4 * _SCENE :]))
-            if len(held) == size:
-                yield _asked(held)
-                held = []
-        if held:
-            yield _asked(held)
+        for batch in line_batches(source.data, size):
+            known = [(line, [i for i in _ids(model.names, split(line)) if i >= 0]) for _, line in batch]
+            yield _asked([(line, [start, *ids][-4 * _SCENE :]) for line, ids in known])
 
 
 def recurrent(plan: Plan) -> Body:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from manyclass.data import KnownTails, Names, Triples, read_triples
-from manyclass.data.files import lines, shown
+from manyclass.data.files import line_batches, shown
 from manyclass.data.triples import both_ways
 from manyclass.encoders import ComplEx
 from manyclass.errors import UserError
@@ -59,6 +59,7 @@ class TriplesKind:
     metrics = ("MRR", "hits@1", "hits@3", "hits@10")
     best_by = "MRR"
     seen = True
+    by_line = True
 
     def read(self, source: Source, settings: Settings, folder: Path, watch: Watch | None = None) -> Task:
         triples = read_triples(source.data, valid=source.held_out)
@@ -129,14 +130,10 @@ class TriplesKind:
 
     def questions(self, model: Model, source: Source, *, size: int) -> Iterator[Questions]:
         relations, known = Names(model.plan.config["relations"]), _known(model)
-        held: list[tuple[str, int, int]] = []
-        for number, line in enumerate(lines(source.data), 1):
-            held.append((line, *_asked(line, number, source.data, model.names, relations)))
-            if len(held) == size:
-                yield _batch(held, known)
-                held = []
-        if held:
-            yield _batch(held, known)
+        for batch in line_batches(source.data, size):
+            pairs = [_asked(line, number, source.data, model.names, relations) for number, line in batch]
+            asked = torch.tensor([(entity, relation, -1) for entity, relation in pairs])
+            yield Questions([line for _, line in batch], asked[:, :2], known.others(asked))
 
 
 def _asked(line: str, number: int, path: Path, entities: Names, relations: Names) -> tuple[int, int]:
@@ -155,11 +152,6 @@ def _asked(line: str, number: int, path: Path, entities: Names, relations: Names
             f"got {shown(line)} in line {number} of {path}"
         )
     return entity, relation + (len(relations) if backwards else 0)
-
-
-def _batch(held: Sequence[tuple[str, int, int]], known: KnownTails) -> Questions:
-    asked = torch.tensor([[entity, relation, -1] for _, entity, relation in held])
-    return Questions([line for line, _, _ in held], asked[:, :2], known.others(asked))
 
 
 def _known(model: Model, more: Tensor | None = None) -> KnownTails:
