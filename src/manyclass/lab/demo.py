@@ -29,7 +29,7 @@ BEGINNINGS = (
 _POINTS = 15  # evaluations of each training
 _EVALUATED = 8000
 _SETTINGS = Settings(
-    dim=128, batch_size=32, length=35, optimizer="adagrad", rate=0.1, network_rate=0.004, dropout=0.0, decay=False
+    dim=128, batch_size=32, length=35, optimizer="adagrad", rate=0.1, network_rate=0.004, dropout=0.15, decay=False
 )
 
 
