@@ -1,5 +1,6 @@
 """An index finds as many of the best classes as was wanted, and is kept and read back without trust."""
 
+import concurrent.futures
 import json
 import sys
 
@@ -285,3 +286,15 @@ def test_classes_unlike_all_others_are_found(monkeypatch):
     index = Index.build(head, hidden, lists=20, recall=1.0)
     assert (head.topk(hidden, 10).ids >= 2900).double().mean() > 0.5
     assert index.recall(hidden) > 0.995
+
+
+def test_threads_may_search_one_index(built):
+    _, hidden, index = built
+    queries = [(hidden[i : i + 8], 1 + i % 3) for i in range(0, 96, 8)]
+
+    def search(asked):
+        return index.nearest(asked[0], 5, thorough=asked[1])[1].tolist()
+
+    expected = [search(asked) for asked in queries]
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(search, queries * 10)) == expected * 10

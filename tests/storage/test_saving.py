@@ -1,5 +1,6 @@
 """A save that fails changes nothing; one that does not never leaves a moment without a file."""
 
+import concurrent.futures
 import contextlib
 import errno
 import os
@@ -202,3 +203,27 @@ assert torch.equal(loaded["table"], table)
 """
     done = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_threads_that_save_one_file_leave_a_whole_one(tmp_path):
+    path = tmp_path / "thing.safetensors"
+    contents = [{"number": torch.full((1000,), float(i))} for i in range(8)]
+
+    def save(content):
+        for _ in range(20):
+            storage.save(path, content, kind="thing", keep=tmp_path / "kept.safetensors")
+
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        list(pool.map(save, contents))
+    for name in ("thing", "kept"):
+        found = storage.load(tmp_path / f"{name}.safetensors", kind="thing")["number"]
+        assert (found == found[0]).all()
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["kept.safetensors", "thing.safetensors"]
+
+
+def test_what_a_killed_process_of_the_same_number_left_is_removed(tmp_path):
+    """In a container every run may have the same."""
+    path = saved(tmp_path)
+    (tmp_path / f"{path.name}.tmp-{os.getpid()}-999").write_bytes(b"half")
+    storage.save(path, CONTENT, kind="thing")
+    assert_intact(tmp_path, path)

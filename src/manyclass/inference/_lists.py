@@ -1,5 +1,6 @@
 """Class vectors in lists of neighbours, a byte for each number, scanned for the largest inner products."""
 
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -33,6 +34,7 @@ class CodedLists:
     def __init__(self, centroids: Tensor, lists: Any) -> None:
         self.centroids = centroids
         self._lists = lists
+        self._searching = threading.Lock()
         # Queries are shared out among threads, each one thread's: what is found does not depend on their number.
         lists.parallel_mode = 3
 
@@ -78,9 +80,11 @@ class CodedLists:
         They are distinct; where the lists hold fewer, -1 pads.
         """
         near = self._affinity(query).topk(min(probes, self.num_lists))
-        self._lists.nprobe = near.indices.shape[1]
         arrays = [x.cpu().contiguous().numpy() for x in (_padded(query), near.indices, near.values)]
-        _, found = self._lists.search_preassigned(arrays[0], n, *arrays[1:])
+        # How many lists to search is a field of faiss's; other threads may search more.
+        with self._searching:
+            self._lists.nprobe = near.indices.shape[1]
+            _, found = self._lists.search_preassigned(arrays[0], n, *arrays[1:])
         return torch.from_numpy(found).to(query.device)
 
     def turns(self, query: Tensor) -> Tensor:
@@ -88,8 +92,9 @@ class CodedLists:
         return self._affinity(query).argsort(1, descending=True).argsort(1)
 
     def _affinity(self, query: Tensor) -> Tensor:
-        self.centroids = self.centroids.to(query.device)
-        return _padded(query) @ self.centroids.T
+        centroids = self.centroids.to(query.device)
+        self.centroids = centroids
+        return _padded(query) @ centroids.T
 
     def list_of(self) -> Tensor:
         """int64 [C]: the list that each class is in."""

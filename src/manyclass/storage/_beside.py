@@ -2,7 +2,9 @@
 
 import contextlib
 import errno
+import itertools
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +13,10 @@ from typing import BinaryIO
 from manyclass.errors import DiskFullError, UserError
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+# What this process is writing: threads may save the same file. A process that was killed may have had its number.
+_WRITTEN: set[str] = set()
+_NUMBERS = itertools.count()
+_LEFT_OVER = re.compile(r"(\d{1,20})-\d{1,20}", re.ASCII)
 
 
 @contextlib.contextmanager
@@ -29,25 +35,22 @@ def replacing(path: Path, *, keep: Path | None = None) -> Iterator[BinaryIO]:
         UserError: it cannot be written for another reason.
     """
     target = Path(os.path.realpath(path))
-    beside = _beside(target)
     done = False
     try:
         if not target.parent.is_dir():
             raise UserError(f"cannot save {path}: there is no folder {target.parent}")
         _remove_left_over(target)
-        with beside.open("wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        with _kept(target, keep):
-            os.replace(beside, target)
-            done = True
+        with _beside(target) as beside:
+            with beside.open("wb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            with _kept(target, keep):
+                os.replace(beside, target)
+                done = True
         _sync_folder(target.parent)
     except OSError as error:
         raise _reason(path, error, done) from None
-    finally:
-        with contextlib.suppress(OSError):
-            beside.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
@@ -62,8 +65,7 @@ def _kept(target: Path, keep: Path | None) -> Iterator[None]:
         yield
         return
     _remove_left_over(keep)
-    second = _beside(keep)
-    try:
+    with _beside(keep) as second:
         try:
             os.link(target, second)
         except OSError:
@@ -72,10 +74,6 @@ def _kept(target: Path, keep: Path | None) -> Iterator[None]:
             _sync(second)
         yield
         os.replace(second, keep)
-    finally:
-        # Renaming does nothing where both names are of one file already.
-        with contextlib.suppress(OSError):
-            second.unlink(missing_ok=True)
 
 
 def _reason(path: Path, error: OSError, done: bool) -> UserError:
@@ -86,15 +84,25 @@ def _reason(path: Path, error: OSError, done: bool) -> UserError:
     return UserError(f"cannot save {path}: {error.strerror or error}; nothing was overwritten")
 
 
-def _beside(path: Path) -> Path:
-    return path.with_name(f"{path.name}.tmp-{os.getpid()}")
+@contextlib.contextmanager
+def _beside(path: Path) -> Iterator[Path]:
+    """A name beside a path that nobody else has; no file is left there."""
+    beside = path.with_name(f"{path.name}.tmp-{os.getpid()}-{next(_NUMBERS)}")
+    _WRITTEN.add(beside.name)
+    try:
+        yield beside
+    finally:
+        # Renaming does nothing where both names are of one file already.
+        with contextlib.suppress(OSError):
+            beside.unlink(missing_ok=True)
+        _WRITTEN.discard(beside.name)
 
 
 def _remove_left_over(path: Path) -> None:
     prefix = f"{path.name}.tmp-"
     for entry in list(os.scandir(path.parent)):
-        process = entry.name.removeprefix(prefix)
-        if process != entry.name and process.isascii() and process.isdigit() and not _writes(int(process)):
+        found = _LEFT_OVER.fullmatch(entry.name.removeprefix(prefix)) if entry.name.startswith(prefix) else None
+        if found and entry.name not in _WRITTEN and not _writes(int(found[1])):
             with contextlib.suppress(OSError):
                 os.unlink(entry)
 
