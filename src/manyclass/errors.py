@@ -9,5 +9,9 @@ class DiskFullError(UserError):
     """No space is left where something was to be written."""
 
 
-class NotSavedWarning(RuntimeWarning):
+class Notice(UserWarning):
+    """Something that whoever gave the command should know of; work goes on."""
+
+
+class NotSavedWarning(Notice):
     """Something could not be written now; work goes on, and it is tried again."""

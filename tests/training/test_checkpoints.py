@@ -1,5 +1,6 @@
 """When checkpoints are saved, what a full disk does to them, and what can be loaded."""
 
+import dataclasses
 import os
 import signal
 import warnings
@@ -9,7 +10,7 @@ import torch
 
 from manyclass import storage
 from manyclass.errors import NotSavedWarning, UserError
-from manyclass.training import Checkpoints, History, Progress, Record, Training, load_newest
+from manyclass.training import Checkpoints, History, Progress, Record, Training, _interrupt, load_checkpoint
 from tests.storage.trees import same
 from tests.training.killed import Setting, timeless
 from tests.training.problem import Told, batches, model
@@ -37,7 +38,7 @@ def names(folder):
 
 
 def numbers(folder):
-    return {which: load_newest(folder, which)[0]["number"] for which in WHICH}
+    return {which: load_checkpoint(folder, which)[0]["number"] for which in WHICH}
 
 
 # When what is saved.
@@ -52,7 +53,9 @@ def test_a_checkpoint_is_saved_when_it_is_due(tmp_path, monkeypatch):
         now["number"] = number
         clock[0] += 25
         checkpoints.on_step(Progress(step=number))
-        seen.append({path.stem: load_newest(tmp_path, path.stem)[0]["number"] for path in sorted(tmp_path.iterdir())})
+        seen.append(
+            {path.stem: load_checkpoint(tmp_path, path.stem)[0]["number"] for path in sorted(tmp_path.iterdir())}
+        )
     third, sixth = {"newest": 3}, {"newest": 6, "previous": 3}
     assert seen == [{}, {}, third, third, third, sixth, sixth]
 
@@ -65,14 +68,16 @@ def test_the_end_is_saved_unless_it_failed(tmp_path, stopped, saves):
     assert names(tmp_path) == (["newest.safetensors"] if saves else [])
 
 
-def test_half_a_step_is_not_saved(tmp_path):
+def test_half_a_step_is_not_saved(tmp_path, monkeypatch):
+    monkeypatch.setattr(_interrupt, "MOMENT", -1)
+
     class Presses(torch.nn.Module):
         pressed = 0
 
         def forward(self, inputs):
             self.pressed += 1
             if self.pressed > 5:
-                # The second one does not wait.
+                # The second one, later, does not wait.
                 signal.raise_signal(signal.SIGINT)
                 signal.raise_signal(signal.SIGINT)
             return inputs
@@ -86,18 +91,37 @@ def test_half_a_step_is_not_saved(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         training.run()
     assert told.history.stopped == "failed"
-    assert load_newest(tmp_path)[0]["progress"]["step"] == 5
+    assert load_checkpoint(tmp_path)[0]["progress"]["step"] == 5
 
 
-def test_ctrl_c_saves_the_step_it_came_in(tmp_path):
+@pytest.mark.parametrize("times", [1, 3])
+def test_ctrl_c_saves_the_step_it_came_in(tmp_path, times):
+    """However impatiently it is pressed."""
+
     class Presses(Told):
         def on_step(self, progress):
             if progress.step == 7:
-                os.kill(os.getpid(), signal.SIGINT)
+                for _ in range(times):
+                    signal.raise_signal(signal.SIGINT)
 
     setting = Setting(tmp_path, every=1e9, callbacks=[Presses()])
     assert setting.training.run().stopped == "interrupted"
-    assert load_newest(tmp_path)[0]["training"]["progress"]["step"] == 7
+    assert load_checkpoint(tmp_path)[0]["training"]["progress"]["step"] == 7
+
+
+def test_ctrl_c_waits_for_the_last_checkpoint(tmp_path, monkeypatch):
+    save, pressed = storage.save, []
+
+    def presses(*arguments, **options):
+        pressed.append(signal.raise_signal(signal.SIGINT))
+        save(*arguments, **options)
+
+    setting = Setting(tmp_path, every=1e9)
+    monkeypatch.setattr(storage, "save", presses)
+    history = setting.training.run()
+    assert pressed
+    assert history.stopped == "interrupted"
+    assert load_checkpoint(tmp_path)[0]["training"]["progress"] == dataclasses.asdict(history.progress)
 
 
 def test_the_best_model_is_the_one_that_is_kept(tmp_path):
@@ -105,15 +129,15 @@ def test_the_best_model_is_the_one_that_is_kept(tmp_path):
     for number, loss in enumerate([3.0, None, 2.0, 2.5, 2.0, 1.0, 1.5]):
         now["number"] = number
         checkpoints.on_record(recorded(number, loss))
-    assert load_newest(tmp_path, "best")[0] == {"number": 5}
+    assert load_checkpoint(tmp_path, "best")[0] == {"number": 5}
     checkpoints.on_end(ended())
     now, resumed = counted(tmp_path)
     assert resumed.resume() == {"number": 6}
     now["number"] = 7
     resumed.on_record(recorded(7, 1.2))
-    assert load_newest(tmp_path, "best")[0] == {"number": 5}
+    assert load_checkpoint(tmp_path, "best")[0] == {"number": 5}
     resumed.on_record(recorded(7, 0.9))
-    assert load_newest(tmp_path, "best")[0] == {"number": 7}
+    assert load_checkpoint(tmp_path, "best")[0] == {"number": 7}
 
 
 def test_a_new_training_forgets_the_best_of_another(tmp_path):
@@ -121,12 +145,12 @@ def test_a_new_training_forgets_the_best_of_another(tmp_path):
     now, checkpoints = counted(tmp_path)
     now["number"] = 1
     checkpoints.on_record(recorded(1, 1e6))
-    assert load_newest(tmp_path, "best")[0] == {"number": 1}
+    assert load_checkpoint(tmp_path, "best")[0] == {"number": 1}
 
 
 def test_the_folder_is_made(tmp_path):
     counted(tmp_path / "a" / "b")[1].on_end(ended())
-    assert load_newest(tmp_path / "a" / "b") == ({"number": 0}, tmp_path / "a" / "b" / "newest.safetensors")
+    assert load_checkpoint(tmp_path / "a" / "b") == ({"number": 0}, tmp_path / "a" / "b" / "newest.safetensors")
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match=r"cannot make the folder .*file: "):
         counted(tmp_path / "file")
@@ -182,7 +206,7 @@ def test_a_full_disk_is_an_error_at_the_end(tmp_path, disk):
     disk["full"] = True
     with pytest.raises(UserError, match="disk full while saving"):
         checkpoints.on_end(ended())
-    assert load_newest(tmp_path)[0] == {"number": 0}
+    assert load_checkpoint(tmp_path)[0] == {"number": 0}
 
 
 def test_a_best_model_that_could_not_be_saved_does_not_count_as_the_best(tmp_path, disk):
@@ -195,7 +219,7 @@ def test_a_best_model_that_could_not_be_saved_does_not_count_as_the_best(tmp_pat
     disk["full"] = False
     now["number"] = 3
     checkpoints.on_record(recorded(3, 2.0))
-    assert load_newest(tmp_path, "best")[0] == {"number": 3}
+    assert load_checkpoint(tmp_path, "best")[0] == {"number": 3}
 
 
 @pytest.mark.parametrize(("step", "best"), [(2, 2), (3, 1)])
@@ -209,7 +233,7 @@ def test_a_best_model_that_could_not_be_saved_is_saved_at_the_end_if_it_is_still
         checkpoints.on_record(recorded(2, 1.0))
     disk["full"] = False
     checkpoints.on_end(ended(step=step))
-    assert load_newest(tmp_path, "best")[0] == {"number": best}
+    assert load_checkpoint(tmp_path, "best")[0] == {"number": best}
 
 
 def test_a_training_on_a_full_disk_is_the_same_training(tmp_path, disk):
@@ -266,7 +290,7 @@ def damage(folder, *which):
 def test_a_damaged_checkpoint_is_refused_and_another_offered(tmp_path, damaged, offered):
     damage(three(tmp_path), *damaged)
     with pytest.raises(UserError, match=r"^cannot read .*/newest.safetensors: it is cut off: .* are there.*" + offered):
-        load_newest(tmp_path)
+        load_checkpoint(tmp_path)
     with pytest.raises(UserError, match=offered):
         counted(tmp_path)[1].resume()
 
@@ -277,7 +301,7 @@ def test_the_others_can_be_asked_for(tmp_path):
     damage(tmp_path, "newest")
     assert counted(tmp_path)[1].resume("previous") == {"number": 1}
     with pytest.raises(ValueError, match="`which` must be one of 'newest', 'previous', 'best', got 'last'"):
-        load_newest(tmp_path, "last")
+        load_checkpoint(tmp_path, "last")
 
 
 def test_after_a_damaged_checkpoint_the_previous_one_stays_until_there_is_a_new_one(tmp_path, disk):
@@ -287,15 +311,15 @@ def test_after_a_damaged_checkpoint_the_previous_one_stays_until_there_is_a_new_
     disk["full"] = True
     with pytest.warns(NotSavedWarning, match="disk full"):
         checkpoints.on_step(Progress(step=2))
-    assert load_newest(tmp_path, "previous")[0] == {"number": 1}
+    assert load_checkpoint(tmp_path, "previous")[0] == {"number": 1}
     disk["full"] = False
     checkpoints.on_step(Progress(step=2))
-    assert load_newest(tmp_path)[0] == {"number": 1}
+    assert load_checkpoint(tmp_path)[0] == {"number": 1}
 
 
 def test_a_folder_without_checkpoints(tmp_path):
     with pytest.raises(UserError, match=r"newest.safetensors: there is no such file; nothing else in .* can be read"):
-        load_newest(tmp_path)
+        load_checkpoint(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -304,11 +328,11 @@ def test_a_folder_without_checkpoints(tmp_path):
 def test_a_checkpoint_of_something_else_is_refused(tmp_path, content):
     storage.save(tmp_path / "newest.safetensors", content, kind="checkpoint")
     with pytest.raises(UserError, match="it has no state of a training"):
-        load_newest(tmp_path)
+        load_checkpoint(tmp_path)
 
 
 def test_a_model_is_no_checkpoint(tmp_path):
     three(tmp_path)
     os.replace(tmp_path / "best.safetensors", tmp_path / "newest.safetensors")
     with pytest.raises(UserError, match=r"it is of the kind 'model', not 'checkpoint'; .*previous"):
-        load_newest(tmp_path)
+        load_checkpoint(tmp_path)

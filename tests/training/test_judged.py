@@ -15,7 +15,7 @@ from manyclass.training import (
     Progress,
     Record,
     Training,
-    load_newest,
+    load_checkpoint,
 )
 from manyclass.training.history import cost
 from tests.training.problem import B, assert_same, batches, model, parameters, trained
@@ -116,7 +116,7 @@ def test_checkpoints_keep_the_best_by_what_is_asked_for(tmp_path):
     for number, (loss, score) in enumerate([(3.0, 0.1), (2.0, 0.4), (1.0, 0.2), (5.0, 0.5)], 1):
         now["number"] = number
         checkpoints.on_record(Record(number, 0, 1, 0.0, 1.0, held_out_loss=loss, metrics={"score": score}))
-        best.append(load_newest(tmp_path, "best")[0]["number"])
+        best.append(load_checkpoint(tmp_path, "best")[0]["number"])
     assert best == [1, 2, 2, 4]
 
 

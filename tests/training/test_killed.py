@@ -5,7 +5,7 @@ import functools
 import pytest
 import torch
 
-from manyclass.training import load_newest
+from manyclass.training import load_checkpoint
 from tests.storage.trees import same
 from tests.training.killed import Setting, killed_and_resumed, outcome, timeless
 from tests.training.problem import Told
@@ -36,7 +36,7 @@ def test_what_is_saved_within_a_run_can_be_resumed(tmp_path):
     setting = Setting(tmp_path, every=0.0)
     setting.training.run()
     expected = outcome(tmp_path)
-    assert load_newest(tmp_path, "previous")[0]["training"]["progress"]["step"] == 70
+    assert load_checkpoint(tmp_path, "previous")[0]["training"]["progress"]["step"] == 70
     # The last but one, of a step that was followed by another.
     for path in ("best.safetensors", "newest.safetensors"):
         (tmp_path / path).unlink()
@@ -67,8 +67,8 @@ def test_patience_and_the_best_parameters_survive(tmp_path):
     resumed = Setting(tmp_path / "left", **options).resume()
     assert resumed.training.run().best_step == expected.best_step
     assert same(resumed.model(), whole.model())
-    best, _ = load_newest(tmp_path / "left", "best")
+    best, _ = load_checkpoint(tmp_path / "left", "best")
     assert same(best["head"]["weight"], whole.head.weight.detach())
     # What is saved at the end is what was reached, not the best: from there a training can go on.
-    newest, _ = load_newest(tmp_path / "left")
+    newest, _ = load_checkpoint(tmp_path / "left")
     assert not torch.equal(newest["head"]["weight"], whole.head.weight)

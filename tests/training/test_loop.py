@@ -1,6 +1,7 @@
 """The loop trains, measures and stops as it says."""
 
 import math
+import signal
 import time
 
 import pytest
@@ -139,8 +140,6 @@ def test_an_interrupt_ends_it_cleanly():
 
 
 def test_ctrl_c_waits_for_the_end_of_the_step():
-    import signal
-
     class Press(torch.nn.Module):
         def forward(self, inputs):
             signal.raise_signal(signal.SIGINT)
@@ -154,6 +153,16 @@ def test_ctrl_c_waits_for_the_end_of_the_step():
     assert (history.stopped, history.progress.step) == ("interrupted", 1)
     assert not torch.equal(before, head.weight)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_ctrl_c_in_the_last_evaluation_is_not_forgotten():
+    def pressed(hidden, batch):
+        signal.raise_signal(signal.SIGINT)
+        return torch.zeros(batch.target.shape)
+
+    _, _, history = trained(epochs=1, held_out=HeldOut(batches(1), metrics={"none": pressed}))
+    assert history.stopped == "interrupted"
+    assert history.records[-1].held_out_loss is not None
 
 
 def test_callbacks_are_told_in_order():
@@ -254,9 +263,33 @@ def test_extras_reach_the_head():
     weight[0] = 1.0
     alone, weighted = ClassHead(D, C), ClassHead(D, C)
     weighted.load_state_dict(alone.state_dict())
-    for head, batch in [(alone, (hidden[:1], target[:1])), (weighted, (hidden, target, {"weight": weight}))]:
+    for head, batch in [(alone, (hidden[:1], target[:1])), (weighted, (hidden, target, {"weight": B * weight}))]:
         Training(head, [batch], torch.optim.SGD(head.parameters(), lr=0.1), epochs=1).run()
     assert torch.allclose(alone.weight, weighted.weight)
+
+
+@pytest.mark.parametrize("size", [1, 4])
+def test_a_weight_counts_the_same_in_every_batch(size):
+    """Of examples of one batch, and of a batch each: SGD of a small step adds what each is worth."""
+    hidden, target = batches(1)[0]
+    hidden, target = hidden[:4], target[:4]
+    weight = torch.tensor([8.0, 0.5, 0.0, 1.0])
+    moved = []
+    for worth in (weight, torch.ones(4)):
+        head = ClassHead(D, C)
+        with torch.no_grad():
+            head.weight.zero_()
+        for i in range(0, 4, size):
+            part = slice(i, i + size)
+            batch = (hidden[part], target[part], {"weight": worth[part]})
+            Training(head, [batch], torch.optim.SGD(head.parameters(), lr=1e-3 * size), epochs=1).run()
+        moved.append(head.weight.detach().clone())
+    head = ClassHead(D, C)
+    with torch.no_grad():
+        head.weight.zero_()
+    (weight * head.exact_loss(hidden, target, reduction="none")).sum().backward()
+    assert torch.allclose(moved[0], -1e-3 * head.weight.grad, rtol=1e-2, atol=1e-6)
+    assert not torch.allclose(moved[1], -1e-3 * head.weight.grad, rtol=1e-2, atol=1e-6)
 
 
 def test_other_heads_train_too():

@@ -132,7 +132,7 @@ def test_a_file_gets_plain_lines():
         "step 1,000  epoch 0  200 examples/s  loss 2.5000  1:15 left",
         "step 1,100  epoch 0  200 examples/s  loss 2.5000  held-out loss 2.2500  accuracy 0.125  1:06:40 left",
         "step 1,200  epoch 0  200 examples/s  loss 2.5000  held-out loss 2.2500  rmse log Z 0.0625",
-        "stopped (interrupted) after 1,200 steps, best held-out loss 2.2500 at step 1,100",
+        "stopped (interrupted) after 1,200 steps, best at step 1,100: held-out loss 2.2500",
     ]
 
 

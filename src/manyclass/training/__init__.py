@@ -4,7 +4,7 @@ from manyclass._check import DivergedError as DivergedError
 from manyclass.training.batch import Batch as Batch
 from manyclass.training.callback import Callback as Callback
 from manyclass.training.checkpoints import Checkpoints as Checkpoints
-from manyclass.training.checkpoints import load_newest as load_newest
+from manyclass.training.checkpoints import load_checkpoint as load_checkpoint
 from manyclass.training.csv_log import CSVLog as CSVLog
 from manyclass.training.evaluate import Evaluation as Evaluation
 from manyclass.training.evaluate import HeldOut as HeldOut

@@ -24,9 +24,11 @@ class Batch:
     Args:
         inputs: what the encoder takes; without an encoder the head's `hidden`.
         target: ids [...]; those of -100 are left out.
-        weight: [...] or None.
+        weight: [...] or None: how much each example counts. That is the same in every batch: what is minimised is
+            Σ w·loss over the number of targets, not over the weights that happen to be together.
         exclude: ids [..., E] or None.
         log_z: [...] or None.
+        examples: how many targets there are; of those that came on a GPU, which is not waited for, also those left out.
     """
 
     inputs: Any
@@ -34,6 +36,7 @@ class Batch:
     weight: Tensor | None = None
     exclude: Tensor | None = None
     log_z: Tensor | None = None
+    examples: int = 0
 
     @classmethod
     def of(cls, item: object, device: torch.device) -> "Batch":
@@ -52,12 +55,20 @@ class Batch:
             raise TypeError(f"`extras` must be a mapping, got {type(extras).__name__}")
         for name in extras:
             _check.choice("extras", name, _EXTRAS)
-        return cls(*(moved(part, device) for part in (inputs, target, *(extras.get(name) for name in _EXTRAS))))
+        examples = int((target != IGNORED).sum()) if target.device.type == "cpu" else target.numel()
+        given = {name: moved(extras.get(name), device) for name in _EXTRAS}
+        return cls(moved(inputs, device), moved(target, device), **given, examples=examples)
 
     def extras(self) -> dict[str, Tensor]:
         """The head's keyword arguments that are given. A head need not know the others."""
         given = {"weight": self.weight, "exclude": self.exclude, "log_z": self.log_z}
         return {name: value for name, value in given.items() if value is not None}
+
+    def mean_weight(self) -> Tensor:
+        """Of the targets that are not left out, where there are weights. A head's mean loss is without it."""
+        assert self.weight is not None
+        present = self.target != IGNORED
+        return torch.where(present, self.weight, 0.0).sum() / present.sum().clamp(min=1)
 
 
 def device_of(head: nn.Module) -> torch.device:
@@ -67,11 +78,15 @@ def device_of(head: nn.Module) -> torch.device:
 
 
 def moved(value: Any, device: torch.device) -> Any:
-    """Tensors, and those in dicts, tuples and lists, on a device; all else as it is."""
+    """Tensors, and those in mappings, tuples and lists, on a device; all else as it is.
+
+    A mapping that can move itself, as a tokenizer's batch, does; another becomes a dict.
+    """
     if isinstance(value, Tensor):
         return value.to(device, non_blocking=True)
-    if isinstance(value, dict):
-        return {key: moved(part, device) for key, part in value.items()}
-    if type(value) in (tuple, list):
-        return type(value)(moved(part, device) for part in value)
+    if isinstance(value, Mapping):
+        return value.to(device) if hasattr(value, "to") else {key: moved(part, device) for key, part in value.items()}
+    if isinstance(value, tuple | list):
+        parts = [moved(part, device) for part in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
     return value

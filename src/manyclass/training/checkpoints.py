@@ -70,14 +70,14 @@ class Checkpoints(Callback):
 
     def __init__(
         self,
-        folder: Path,
+        folder: Path | str,
         state: Callable[[], Mapping[str, object]],
         *,
         model: Callable[[], Mapping[str, object]],
         every: float = 60.0,
         by: str = "loss",
     ) -> None:
-        self._folder = folder
+        self._folder = folder = Path(folder)
         self._state, self._model = state, model
         self._every, self._by = _check.number("every", every, low=0), by
         # Of the model that was saved last; with the newest checkpoint, lest a worse one follow when it is resumed.
@@ -94,7 +94,7 @@ class Checkpoints(Callback):
         """What `state` gave, to be loaded into the parts of this training.
 
         Raises:
-            UserError: as `load_newest`.
+            UserError: as `load_checkpoint`.
         """
         content, _ = _read(self._folder, which)
         self._best_cost = content["best_cost"]
@@ -141,7 +141,7 @@ class Checkpoints(Callback):
             self._warned = False
 
 
-def load_newest(folder: Path, which: Which = "newest") -> tuple[dict[str, Any], Path]:
+def load_checkpoint(folder: Path | str, which: Which = "newest") -> tuple[dict[str, Any], Path]:
     """What `Checkpoints` saved, and the file it is from.
 
     Args:
@@ -151,7 +151,7 @@ def load_newest(folder: Path, which: Which = "newest") -> tuple[dict[str, Any], 
     Raises:
         UserError: the file is refused; the message says why, and which of the others can be read.
     """
-    content, path = _read(folder, which)
+    content, path = _read(Path(folder), which)
     return content if which == "best" else content["state"], path
 
 

@@ -116,7 +116,7 @@ def evaluate(
     # On the device until the end: one wait for all batches.
     total = torch.zeros(1 + len(metrics), dtype=torch.float64, device=device)
     share = torch.zeros((), dtype=torch.float64, device=device)
-    with undisturbed(device), _evaluating(head, *([] if encoder is None else [encoder])):
+    with undisturbed(device), evaluating(head, *([] if encoder is None else [encoder])):
         for item in batches:
             batch = Batch.of(item, device)
             hidden = batch.inputs if encoder is None else encoder(batch.inputs)
@@ -137,7 +137,7 @@ def evaluate(
 
 
 @contextlib.contextmanager
-def _evaluating(*modules: nn.Module) -> Iterator[None]:
+def evaluating(*modules: nn.Module) -> Iterator[None]:
     """Evaluation mode, and then each part in the mode it was in: users freeze some."""
     modes = [(part, part.training) for module in modules for part in module.modules()]
     try:

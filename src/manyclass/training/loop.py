@@ -116,50 +116,57 @@ class Training:
         self._whole = False
 
     def run(self) -> History:
-        """Train until a limit, or on from where it was interrupted. Ctrl-C ends it after the step under way.
+        """Train until a limit, or on from where it was interrupted.
+
+        Ctrl-C ends it after the step under way; it waits for what callbacks save at the end.
 
         Raises:
-            KeyboardInterrupt: Ctrl-C was pressed again within that step. Half a step cannot be resumed: to callbacks
-                the training has failed.
+            KeyboardInterrupt: Ctrl-C was pressed again, more than a second later, before that. Half a step cannot be
+                resumed: to callbacks the training has failed.
         """
         stopped: Stopped = "failed"
         if self._random_now is not None:
             _random.restore(self._random_now, self._device)
             self._random_now = None
-        try:
-            with _interrupt.deferred() as interrupted:
-                self._since = time.perf_counter()
-                self._spent.start()
-                reason = self._reached()
-                while reason is None:
-                    reason = self._epoch(interrupted)
-                self._whole = False
-                self._update.catch_up()
-                self._whole = True
-                if self._held_out is not None and not self._evaluated():
-                    self._record(evaluating=True)
-                elif not self._records or self._records[-1].step < self.progress.step:
-                    self._record()
-                stopped = reason
-        except KeyboardInterrupt:
-            if not self._whole:
+        with _interrupt.deferred() as interrupted:
+            try:
+                stopped = self._run(interrupted)
+            except KeyboardInterrupt:
+                if not self._whole:
+                    raise
+                stopped = "interrupted"
+            except Exception as error:
+                error.add_note(f"Training ended after step {self.progress.step}.")
                 raise
-            stopped = "interrupted"
-        except Exception as error:
-            error.add_note(f"Training ended after step {self.progress.step}.")
-            raise
-        finally:
-            # Whatever is drawn until it runs again is not the training's.
-            self._random_now = _random.state(self._device)
-            best = self._best
-            found = None if best.step is None else best.loss
-            history = History(tuple(self._records), self.progress, best.step, found, stopped, self._spent.seconds)
-            for callback in self._callbacks:
-                callback.on_end(history)
+            finally:
+                # Whatever is drawn until it runs again is not the training's.
+                self._random_now = _random.state(self._device)
+                best = self._best
+                found = None if best.step is None else best.loss
+                history = History(tuple(self._records), self.progress, best.step, found, stopped, self._spent.seconds)
+                for callback in self._callbacks:
+                    callback.on_end(history)
+            if interrupted():
+                history = replace(history, stopped="interrupted")
         # Only now, so that what a callback saved at the end can go on to further steps.
-        if stopped != "interrupted":
+        if history.stopped != "interrupted":
             self.restore_best()
         return history
+
+    def _run(self, interrupted: Callable[[], bool]) -> Stopped:
+        self._since = time.perf_counter()
+        self._spent.start()
+        reason = self._reached()
+        while reason is None:
+            reason = self._epoch(interrupted)
+        self._whole = False
+        self._update.catch_up()
+        self._whole = True
+        if self._held_out is not None and not self._evaluated():
+            self._record(evaluating=True)
+        elif not self._records or self._records[-1].step < self.progress.step:
+            self._record()
+        return "interrupted" if interrupted() else reason
 
     def restore_best(self) -> None:
         """Give encoder and head the parameters of the best evaluation, if `held_out` says to keep them."""
@@ -220,6 +227,8 @@ class Training:
         hidden = self._encoder(batch.inputs)
         draws = {"generator": self._draws} if self._samples else {}
         loss: Tensor = self._head(hidden, batch.target, **batch.extras(), **draws)
+        if batch.weight is not None:
+            loss = loss * batch.mean_weight()
         step = self.progress.step + 1
         if loss.device.type == "cpu":
             _finite("loss", loss.item(), step)
@@ -229,7 +238,7 @@ class Training:
         # Stays on the device, and once it is not finite it never is again: records can tell later.
         self._loss.lerp_(loss.detach().double(), max(_SMOOTHING, 1 / step))
         before = self.progress
-        position, examples = self.progress.position + 1, self.progress.examples + batch.target.numel()
+        position, examples = self.progress.position + 1, self.progress.examples + batch.examples
         self.progress = replace(self.progress, step=step, position=position, examples=examples)
         self._count_seconds()
         evaluating = self._held_out is not None and self._held_out.due(before, self.progress)

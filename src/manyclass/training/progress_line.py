@@ -48,8 +48,8 @@ class ProgressLine(Callback):
         self._shown_at = now
 
     def on_end(self, history: History) -> None:
-        best = "" if history.best_loss is None else f", best held-out loss {history.best_loss:.4f}"
-        best += "" if history.best_step is None else f" at step {history.best_step:,}"
+        best = "" if history.best_step is None else f", best at step {history.best_step:,}"
+        best += "" if history.best_loss is None else f": held-out loss {history.best_loss:.4f}"
         text = f"stopped ({history.stopped}) after {history.progress.step:,} steps{best}\n"
         file = self._file()
         file.write("\n" * self._open + text)
