@@ -154,3 +154,18 @@ def finite_loss(loss: Tensor, **sources: Tensor | None) -> None:
             position = _where(_first(bad))
             raise DivergedError(f"The loss of example {example} is NaN: `{name}` must hold no NaN, got one{position}")
     raise DivergedError(f"The loss of example {example} is NaN, though no argument holds one: infinite scores?")
+
+
+def place(name: str | torch.device) -> torch.device:
+    """A device of this machine, one that can draw random numbers: "meta" is none.
+
+    Raises:
+        ValueError: torch does not know it, or does not find it here.
+    """
+    try:
+        found = torch.empty(0, device=name).device
+        torch.Generator(found)
+    except (RuntimeError, TypeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"`device` must be one that torch finds here, got {str(name)!r}: {reason}") from None
+    return found

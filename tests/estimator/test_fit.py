@@ -265,7 +265,7 @@ def test_a_fit_that_fails_keeps_the_model_there_was():
         ({"validation_fraction": 0}, ValueError, "`validation_fraction` must be above 0, got 0"),
         ({"early_stopping": True, "validation_fraction": 0.99}, ValueError, "`validation_fraction` must leave a row"),
         ({"n_iter_no_change": 0}, ValueError, "`n_iter_no_change` must be at least 1, got 0"),
-        ({"device": "abacus"}, ValueError, "`device` must be one of this machine, got 'abacus'"),
+        ({"device": "abacus"}, ValueError, "`device` must be one that torch finds here, got 'abacus'"),
         ({"verbose": "yes"}, TypeError, "`verbose` must be an int, got 'yes'"),
     ],
 )

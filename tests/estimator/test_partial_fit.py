@@ -171,3 +171,35 @@ def test_rows_of_other_features_are_refused():
     model = ManyClassClassifier().partial_fit(X, y)
     with pytest.raises(ValueError, match="X has 15 features"):
         model.partial_fit(X[:, 1:], y)
+
+
+def test_a_weight_is_worth_the_same_in_every_call():
+    X = np.zeros((64, 2))
+    chances = []
+    for weight in (1.0, 9.0):
+        model = ManyClassClassifier(optimizer="sgd", learning_rate=0.5, batch_size=64, random_state=0)
+        for _ in range(60):
+            model.partial_fit(X, np.zeros(64, int), classes=[0, 1], sample_weight=np.full(64, weight))
+            model.partial_fit(X, np.ones(64, int))
+        chances.append(model.predict_proba(X[:1])[0, 0])
+    assert chances[0] < 0.6
+    assert chances[1] > 0.75
+
+
+def test_another_learning_rate_counts_from_the_next_call():
+    X, y = gaussian(10, 300)
+    model = ManyClassClassifier(random_state=0).partial_fit(X, y)
+    before = model.predict_proba(X)
+    assert np.allclose(model.set_params(learning_rate=1e-12).partial_fit(X, y).predict_proba(X), before, atol=1e-5)
+    assert not np.allclose(model.set_params(learning_rate=0.1).partial_fit(X, y).predict_proba(X), before, atol=1e-2)
+
+
+def test_large_integers_are_not_taken_for_floats():
+    X, y = gaussian(10, 300)
+    model = ManyClassClassifier(random_state=0, max_epochs=1).fit(X, y + 2**60)
+    with pytest.raises(ValueError, match="`y` must hold labels of the kind there are, int64, got float64"):
+        model.partial_fit(X, y.astype(float))
+    with pytest.raises(ValueError, match="`labels` must hold labels of the kind there are"):
+        model.log_prob_of(X, (y + 2**60).astype(float))
+    small = ManyClassClassifier(random_state=0, max_epochs=1).fit(X, y)
+    assert np.array_equal(small.log_prob_of(X, y.astype(float)), small.log_prob_of(X, y))

@@ -8,6 +8,7 @@ import numpy as np
 Array = np.ndarray[Any, Any]
 
 _NUMBERS, _STRINGS = "biuf", "UTO"
+_EXACT = 2**53  # up to which a float64 tells whole numbers apart
 
 
 @dataclass(frozen=True)
@@ -88,9 +89,13 @@ class Labels:
     def _check_kind(self, y: Array, name: str) -> None:
         own, other = self.classes.dtype, y.dtype
         alike = own.kind == other.kind or any({own.kind, other.kind} <= set(kinds) for kinds in (_NUMBERS, _STRINGS))
-        # NumPy would turn signed integers among unsigned ones into floats, and objects may be anything.
+        # NumPy would turn signed integers among unsigned ones into floats, as it does integers among floats, of which
+        # large ones are then one; and objects may be anything.
         if {own.kind, other.kind} == {"i", "u"}:
             alike = np.result_type(own, other).kind != "f"
+        elif {own.kind, other.kind} in ({"i", "f"}, {"u", "f"}):
+            whole = self.classes if own.kind != "f" else y
+            alike = not len(whole) or max(-int(whole.min()), int(whole.max())) <= _EXACT
         elif alike and "O" in (own.kind, other.kind) and len(y):
             alike = isinstance(self.classes[0], str) == isinstance(y[0], str)
         if not alike:

@@ -67,6 +67,11 @@ class Model:
         # Loading puts state where the parameter is.
         self.optimizer.load_state_dict(self.optimizer.state_dict())
 
+    def set_rate(self, rate: float) -> None:
+        """Of the optimiser, from now on."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+
     def grow(self, num_classes: int, options: Options, seed: int) -> None:
         """Add classes that have not been seen."""
         before = self.head.num_classes

@@ -91,13 +91,7 @@ class Options:
         """
         if self.device is None or self.device == "auto":
             return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        try:
-            device = torch.device(self.device)
-            torch.empty(0, device=device)
-        except (RuntimeError, TypeError, AssertionError) as error:
-            reason = str(error).splitlines()[0]
-            raise ValueError(f"`device` must be one of this machine, got {self.device!r}: {reason}") from error
-        return device
+        return _check.place(self.device)
 
     def make_objective(self) -> Objective:
         if self.objective is None:
@@ -125,9 +119,12 @@ class Options:
         """How many classes are drawn, or to begin with."""
         return self.k if isinstance(self.k, int) else K
 
+    @property
+    def rate(self) -> float:
+        return RATES[self.optimizer] if self.learning_rate is None else self.learning_rate
+
     def make_optimizer(self, parameters: Iterable[nn.Parameter]) -> Optimizer:
-        rate = RATES[self.optimizer] if self.learning_rate is None else self.learning_rate
-        return OPTIMIZERS[self.optimizer](parameters, rate)
+        return OPTIMIZERS[self.optimizer](parameters, self.rate)
 
 
 def plain(value: Any) -> Any:

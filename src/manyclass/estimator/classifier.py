@@ -123,10 +123,13 @@ class ManyClassClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         Args:
             X: [n, F], an array or a sparse matrix.
             y: [n], labels.
-            sample_weight: [n], not negative. Rows of weight 0 are left out.
+            sample_weight: [n], not negative. Rows of weight 0 are left out; only ratios matter.
         """
         options = Options.of(self.get_params(deep=False))
         X, y, weight = self._examples(X, y, sample_weight, first=True)
+        if weight is not None:
+            weight = weight / weight.max()
+            weight = weight / weight.mean()
         labels = Labels.of(y)
         rows, chosen = labels.rows_of(y, "y"), _present(len(y), weight)
         if (present := len(np.unique(rows[chosen]))) < 2:
@@ -153,11 +156,15 @@ class ManyClassClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Self:
         """One more epoch, over these rows. Classes that have not been seen are added.
 
+        A learning rate, batch size or device that `set_params` has changed counts from now on; optimiser, sampler,
+        objective and layers are those of the first call.
+
         Args:
             X: [n, F], an array or a sparse matrix.
             y: [n], labels.
             classes: labels that are to be known from now on, whether they occur or not. May be left out.
-            sample_weight: [n], not negative. Rows of weight 0 are left out.
+            sample_weight: [n], not negative. Rows of weight 0 are left out; 1 is that of a row in a call without
+                weights.
         """
         options = Options.of(self.get_params(deep=False))
         first = not hasattr(self, "_model")
@@ -174,6 +181,7 @@ class ManyClassClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         else:
             model, random = self._model, self._random
             model.to(options.place())
+            model.set_rate(options.rate)
             if len(labels) > len(self._labels):
                 model.grow(len(labels), options, _seed(random))
                 # What the model has is known from here on, whatever becomes of the epoch.
@@ -252,7 +260,7 @@ class ManyClassClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return tags
 
     def _examples(self, X: Any, y: Any, sample_weight: Any, *, first: bool) -> tuple[Any, Array, Array | None]:
-        """All that is trained on, checked; weights are 1 on average."""
+        """All that is trained on, checked."""
         X, y = validate_data(self, X, y, reset=first, accept_sparse="csr", dtype=[np.float64, np.float32])
         _check_range(X)
         # Not check_classification_targets: it takes many classes for a sign of numbers to regress on.
@@ -261,10 +269,9 @@ class ManyClassClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if sample_weight is None:
             return X, y, None
         weight = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
-        if not (largest := weight.max()) > 0:
+        if not weight.max() > 0:
             raise ValueError(f"`sample_weight` must not all be 0, got {len(weight)} zeros")
-        weight = weight / largest
-        return X, y, weight / weight.mean()
+        return X, y, weight
 
     def _rows(self, X: Any) -> Any:
         """Rows to predict, checked."""

@@ -6,6 +6,5 @@ from manyclass.lab.study.run import QUICK as QUICK
 from manyclass.lab.study.run import Done as Done
 from manyclass.lab.study.run import StudyScale as StudyScale
 from manyclass.lab.study.run import check_designs as check_designs
-from manyclass.lab.study.run import check_device as check_device
 from manyclass.lab.study.run import redraw as redraw
 from manyclass.lab.study.run import study as study

@@ -248,18 +248,6 @@ def _processor() -> str:
         return platform.processor() or platform.machine()
 
 
-def check_device(device: str) -> None:
-    """Raise where models cannot be on a device.
-
-    Raises:
-        UserError: torch does not know it, or does not find it.
-    """
-    try:
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError) as problem:
-        raise UserError(f"`device` must be one that torch finds here, got {device!r}: {problem}") from None
-
-
 def check_designs(names: Sequence[str]) -> None:
     """Raise where a name is of no design.
 
