@@ -130,15 +130,21 @@ def test_a_model_knows_its_items(path):
         read_sequences(path, item_names=Names(["x", "y"]))
 
 
-@pytest.mark.parametrize("line", ["u", "u a 3", "u\ta\t3", "", "\t", "u\t", " "])
+@pytest.mark.parametrize("line", ["u", "u a 3", "u\ta\t3", "u\t", "\ta"])
 def test_a_line_of_another_form_is_named(path, line):
     path.write_text(f"u a\n{line}\nu b\n")
     with pytest.raises(UserError, match=r"must hold user and item in each line, got .* in line 2 of .*a\.txt"):
         read_sequences(path)
 
 
-def test_tabs_keep_spaces_within_names(path):
-    path.write_text("some one\tan item\nsome one\tb\n")
+@pytest.mark.parametrize("blank", ["", " ", "\t"])
+def test_blank_lines_are_passed_over(path, blank):
+    path.write_text(f"u a\n{blank}\nu b\n{blank}\n")
+    assert items(read_sequences(path), 0) == ["a", "b"]
+
+
+def test_tabs_keep_spaces_within_names_and_none_around_them(path):
+    path.write_text("some one\tan item \nsome one\tb\n")
     sequences = read_sequences(path)
     assert list(sequences.user_names) == ["some one"]
     assert set(sequences.item_names) == {"an item", "b"}

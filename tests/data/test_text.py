@@ -133,7 +133,7 @@ def test_reading_twice_finds_what_reading_at_once_does(tmp_path):
 @pytest.mark.parametrize("later", ["a b\nnew b\n", "a b\n", "a b\na b c\n"])
 def test_a_text_that_changes_while_it_is_read_is_told(tmp_path, monkeypatch, later):
     found = iter([["a b", "a b"], ["a b"], later.splitlines(), ["a b"]])
-    monkeypatch.setattr("manyclass.data.text.lines", lambda path, name: iter(next(found)))
+    monkeypatch.setattr("manyclass.data.text.lines", lambda path, name, watch: iter(next(found)))
     with pytest.raises(UserError, match="must stay as it is while it is read"):
         read_text(tmp_path / "a.txt", held_out=tmp_path / "b.txt")
 
@@ -144,3 +144,32 @@ def test_the_standard_library_is_a_text():
     assert torch.bincount(text.train, minlength=text.num_classes).min() >= 1
     assert "60 files of Python" in text.source
     assert {"def", "return", "<unk>"} <= set(text.vocabulary)
+
+
+def test_a_short_text_is_held_out_in_part_too(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_text("".join(f"a w{i}\n" for i in range(60)))
+    text = read_text(path)
+    # Runs of three lines: the eleventh.
+    assert [text.vocabulary[i] for i in text.held_out.tolist()] == [
+        token for i in (30, 31, 32) for token in ("a", "<unk>", "<eos>")
+    ]
+    path.write_text("a b\n" * 5)
+    with pytest.raises(UserError, match="a line in 20 is held out: a longer one does, or `held_out`"):
+        read_text(path)
+
+
+def test_some_token_must_be_frequent_enough(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_text("a a b\n" * 60)
+    assert "a" in read_text(path, min_count=100).vocabulary
+    with pytest.raises(UserError, match="`min_count` must leave a token to predict, got 1000, and none is more often"):
+        read_text(path, min_count=1000)
+
+
+def test_how_far_a_text_is_read_is_told(tmp_path):
+    path, told = tmp_path / "a.txt", []
+    path.write_text("a b\n" * 60)
+    read_text(path, watch=lambda done, size: told.append((done, size)))
+    assert told
+    assert set(told) == {(240, 240)}

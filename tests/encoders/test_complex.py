@@ -62,7 +62,9 @@ def test_relations_are_as_sparse_as_entities():
     assert not ComplEx(nn.Embedding(30, 12), 4).relations.sparse
 
 
-def test_first_entries_are_small():
-    made = ComplEx(nn.Embedding(300, 40), 100)
-    for table in (made.entities, made.relations):
-        assert 0.9e-3 < table.weight.std().item() < 1.1e-3
+def test_first_entries_are_small_and_the_given_ones_stay():
+    entities = nn.Embedding(300, 40)
+    given = entities.weight.detach().clone()
+    made = ComplEx(entities, 100)
+    assert 0.9e-3 < made.relations.weight.std().item() < 1.1e-3
+    assert torch.equal(made.entities.weight, given)

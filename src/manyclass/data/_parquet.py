@@ -106,6 +106,8 @@ def _values(column: Any, kind: str) -> Values:
 
     if types.is_dictionary(column.type):
         column = column.dictionary_decode()
+    if kind == "null":
+        return [""] * len(column)
     if kind == "text":
         return [text or "" for text in column.to_pylist()]
     if types.is_temporal(column.type):

@@ -43,18 +43,21 @@ class Block:
     done: int
 
 
-def lines(path: Path, *, name: str = "data") -> Iterator[str]:
+def lines(path: Path, *, name: str = "data", watch: Watch | None = None) -> Iterator[str]:
     """The lines of a UTF-8 file without their ends; .gz, .xz and .bz2 are read as what they hold.
 
     Args:
         path: the file. Its lines end in a line feed, a carriage return or both, one so and the next so.
         name: what the user knows it as, for errors.
+        watch: told how far it is.
 
     Raises:
         UserError: it cannot be read, holds something else than UTF-8, or a NUL byte, or a line above 64 MiB.
     """
     for block in blocks(path, name=name):
         yield from block.data.decode().split("\n")[:-1]
+        if watch is not None:
+            watch(block.done, path.stat().st_size)
 
 
 def line_batches(path: Path, size: int, *, name: str = "data") -> Iterator[list[tuple[int, str]]]:

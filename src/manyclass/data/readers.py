@@ -33,6 +33,7 @@ def open_rows(
     zero_based: bool | None = None,
     width: int = WIDTH,
     schema: Schema | None = None,
+    labelled: bool = True,
     name: str = "data",
     watch: Watch | None = None,
 ) -> Reader:
@@ -45,7 +46,9 @@ def open_rows(
         labels: of .npy and .npz: a .npy file with the label of each row.
         zero_based: of svmlight: whether features count from 0. None: see `SvmlightReader`.
         width: of tables with text: how many features words are hashed into.
-        schema: of the rows that a model was trained on: features are made as there. None: as fits these rows.
+        schema: of the rows that a model was trained on: features are made as there, and their format is that of files
+            whose ending says nothing. None: as fits these rows.
+        labelled: of tables, with a schema: whether labels are read.
         name: what the user knows the path as, for errors.
         watch: told how far a first reading is, where there must be one, in bytes: done, of how many.
 
@@ -62,7 +65,7 @@ def open_rows(
         >>> next(reader.chunks()).labels
         [('cat',), ('cow',)]
     """
-    found = format or ENDINGS.get(kind(path))
+    found = format or ENDINGS.get(kind(path)) or (None if schema is None else schema.format)
     if found not in FORMATS:
         what = f"ends in one of {', '.join(ENDINGS)}" if format is None else f"is one of {', '.join(FORMATS)}"
         got = f"{path}; `format` says what it is" if format is None else repr(format)
@@ -79,5 +82,7 @@ def open_rows(
     if found == "svmlight":
         return SvmlightReader(path, zero_based=zero_based, schema=schema, name=name, watch=watch)
     if found in TABLES:
-        return TableReader(path, format=found, label=label, width=width, schema=schema, name=name, watch=watch)
+        return TableReader(
+            path, format=found, label=label, width=width, schema=schema, labelled=labelled, name=name, watch=watch
+        )
     return ArrayReader(path, archive=found == "npz", labels=labels, schema=schema, name=name)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from manyclass import _check
-from manyclass.data.files import lines, shown
+from manyclass.data.files import Watch, lines, shown
 from manyclass.data.names import Names, label_fault
 from manyclass.data.rows import runs
 from manyclass.errors import UserError
@@ -20,7 +20,7 @@ Array = np.ndarray[Any, Any]
 
 IGNORED = -100
 _FEWEST = 3  # items of a user of whom some are held out
-# How many items at the end of a user are no input, and whether the one after the input is the target.
+# How many items at the end of a user are no input; the first of them is the target.
 _LAST = {"valid": 2, "test": 1, "next": 0}
 
 
@@ -36,6 +36,8 @@ class Sequences:
         starts: int64 [U + 1], where those of each begin.
         item_names, user_names: of each id.
         unknown: how many lines were left out, since a model that was asked for does not know their item.
+        last_unknown: bool [U], whether that is so of the last line of each user: there is nothing to test on. None: of
+            no user.
 
     Example:
         >>> names = Names("abcd"), Names(["u", "v"])
@@ -49,6 +51,7 @@ class Sequences:
     item_names: Names
     user_names: Names
     unknown: int = 0
+    last_unknown: Tensor | None = None
 
     @property
     def num_items(self) -> int:
@@ -71,9 +74,11 @@ class Sequences:
         kept.index_add_(0, self.train_ends, -torch.ones(self.num_users, dtype=torch.int64))
         return torch.bincount(self.items[kept.cumsum(0)[:-1] > 0], minlength=self.num_items)
 
-    def last_batches(self, split: str, size: int, *, length: int) -> "LastBatches":
+    def last_batches(
+        self, split: str, size: int, *, length: int, seen: bool = True, limit: int | None = None
+    ) -> "LastBatches":
         """What comes after the items of each user, see `LastBatches`."""
-        return LastBatches(self, split, size, length=length)
+        return LastBatches(self, split, size, length=length, seen=seen, limit=limit)
 
 
 class SequenceBatches:
@@ -137,6 +142,8 @@ class LastBatches:
             out. "next": what comes after all items of every user, the target is −100.
         size: B.
         length: T, at most.
+        seen: whether to give what a user has; else E is 0. One of very many items makes a batch as wide as that.
+        limit: how many users, at most, from everywhere among them. None: all.
 
     Attributes:
         users: int64, the users in the order of the batches.
@@ -145,13 +152,27 @@ class LastBatches:
         ValueError: a size or length below 1, or another split.
     """
 
-    def __init__(self, sequences: Sequences, split: str, size: int, *, length: int) -> None:
+    def __init__(
+        self,
+        sequences: Sequences,
+        split: str,
+        size: int,
+        *,
+        length: int,
+        seen: bool = True,
+        limit: int | None = None,
+    ) -> None:
         _check.choice("split", split, tuple(_LAST))
+        self._seen = seen
         self._items, self._split = sequences.items.numpy(), split
         self._size, self._length = _check.whole("size", size, 1), _check.whole("length", length, 1)
         starts = sequences.starts.numpy()
         number = np.diff(starts)
         users = np.flatnonzero(number >= (1 if split == "next" else _FEWEST))
+        if split == "test" and sequences.last_unknown is not None:
+            users = users[~sequences.last_unknown.numpy()[users]]
+        if limit is not None:
+            users = users[:: max(1, -(-len(users) // limit))]
         self.users = torch.from_numpy(users)
         self._begin, self._end = starts[users], starts[users + 1] - _LAST[split]
 
@@ -163,30 +184,37 @@ class LastBatches:
             begin, end = self._begin[first : first + self._size], self._end[first : first + self._size]
             number = np.minimum(end - begin, self._length)
             inputs = _padded(self._items, end - number, number, 0)
-            seen = _padded(self._items, begin, end - begin, -1)
+            seen = _padded(self._items, begin, end - begin if self._seen else np.zeros_like(end), -1)
             asked = np.full(len(end), IGNORED) if self._split == "next" else self._items[end]
             target = torch.from_numpy(asked)
             yield inputs, torch.from_numpy(number), target, seen.masked_fill_(seen == target[:, None], -1)
 
 
-def read_sequences(path: Path, *, item_names: Names | None = None, name: str = "data") -> Sequences:
+def read_sequences(
+    path: Path, *, item_names: Names | None = None, name: str = "data", watch: Watch | None = None
+) -> Sequences:
     """Read what users did, a line each: user and item, in the order of time, with a TAB or spaces between them.
+
+    Blank lines are passed over, and spaces around a name.
 
     Args:
         path: a UTF-8 file; .gz, .xz and .bz2 are read as what they hold. Lines of a user need not stand together.
         item_names: of the items that a model knows; lines of others are left out, their users are not. None: those
             of the file.
         name: what the user knows the path as, for errors.
+        watch: told how far it is read.
 
     Raises:
         UserError: the file cannot be read, has a line of another form, or fewer than two items.
     """
     users, items = Names(), Names() if item_names is None else item_names
     user_of, item_of = array("q"), array("q")
-    unknown = 0
-    for place, line in enumerate(lines(path, name=name), 1):
-        fields = line.split("\t") if "\t" in line else line.split()
-        if len(fields) != 2 or not all(field.strip() for field in fields):
+    unknown, last_unknown = 0, set[int]()
+    for place, line in enumerate(lines(path, name=name, watch=watch), 1):
+        if not line.strip():
+            continue
+        fields = [field.strip() for field in line.split("\t")] if "\t" in line else line.split()
+        if len(fields) != 2 or not all(fields):
             raise UserError(
                 f"`{name}` must hold user and item in each line, got {shown(line)} in line {place} of {path}"
             )
@@ -196,7 +224,9 @@ def read_sequences(path: Path, *, item_names: Names | None = None, name: str = "
         known = items.add(fields[1]) if item_names is None else items.ids(fields[1])
         if known is None:
             unknown += 1
+            last_unknown.add(user)
             continue
+        last_unknown.discard(user)
         item_of.append(known)
         user_of.append(user)
     if not item_of:
@@ -214,7 +244,9 @@ def read_sequences(path: Path, *, item_names: Names | None = None, name: str = "
         items, item = Names(items[i] for i in order), rank[item]
     sequence = item[np.argsort(owner, kind="stable")]
     starts = np.concatenate([[0], np.cumsum(np.bincount(owner, minlength=len(users)))])
-    return Sequences(torch.from_numpy(sequence), torch.from_numpy(starts), items, users, unknown)
+    ends = torch.zeros(len(users), dtype=torch.bool)
+    ends[list(last_unknown)] = True
+    return Sequences(torch.from_numpy(sequence), torch.from_numpy(starts), items, users, unknown, ends)
 
 
 def _padded(items: Array, begin: Array, number: Array, pad: int) -> Tensor:

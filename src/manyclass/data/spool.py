@@ -69,11 +69,11 @@ def spool(reader: Reader, folder: Path, *, names: Names, watch: Watch | None = N
             got = f"only {shown(names[0])}" if len(names) else "no label"
             raise UserError(f"`{name}` must have at least two classes, got {got} in {reader.path}")
         files.finish(reader.schema.num_features)
-        return open_spool(folder)[0]
+        return open_spool(folder)
 
 
-def open_spool(folder: Path) -> tuple[Rows, int]:
-    """The rows that `spool` left in a folder, memory-mapped, and how many labels they have together.
+def open_spool(folder: Path) -> Rows:
+    """The rows that `spool` left in a folder, memory-mapped.
 
     Raises:
         UserError: it holds none, or a file of them is of another size than it was.
@@ -95,7 +95,7 @@ def open_spool(folder: Path) -> tuple[Rows, int]:
     else:
         features = _mapped(folder, "features.bin", rows * width).reshape(rows, width)
     starts = _mapped(folder, "label_starts.bin", rows + 1) if several else None
-    return Rows(features, _mapped(folder, "labels.bin", labels), starts), labels
+    return Rows(features, _mapped(folder, "labels.bin", labels), starts)
 
 
 class _Files:

@@ -41,6 +41,7 @@ class TableReader:
         width: how many features words are hashed into.
         schema: of the rows that a model was trained on: its columns must be there, others are passed over, and labels
             may be missing. None: these are those.
+        labelled: whether labels are read, where there is a schema.
         name: what the user knows the path as, for errors.
         watch: told how far the first reading is.
 
@@ -57,6 +58,7 @@ class TableReader:
         label: str | None = None,
         width: int = WIDTH,
         schema: Schema | None = None,
+        labelled: bool = True,
         name: str = "data",
         watch: Watch | None = None,
     ) -> None:
@@ -69,13 +71,14 @@ class TableReader:
             ParquetTable(path, name=name) if format == "parquet" else CsvTable(path, delimiter=delimiter, name=name)
         )
         self._check_names()
-        self._label = self._label_column(label, schema)
+        self._label = self._label_column(label, schema) if labelled else None
         self._schema = self._learned(format, width, watch) if schema is None else schema
         for column in self._schema.columns:
             if column.name not in self._table.columns:
                 self._fail(f"must have the column {column.name!r}, as the model's had, got {self._listed()}")
             known = self._table.kinds.get(column.name, column.kind)
-            if known != column.kind:
+            # A column without a single value is one of missing ones.
+            if known not in (column.kind, "null"):
                 self._fail(f"must hold {column.kind} in column {column.name!r}, got {known}")
 
     @property

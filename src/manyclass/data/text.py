@@ -2,6 +2,7 @@
 
 import collections
 import contextlib
+import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from manyclass import _check
 from manyclass.data._ids import Ids
-from manyclass.data.files import beginning, lines, writing
+from manyclass.data.files import Watch, beginning, lines, writing
 from manyclass.errors import UserError
 
 UNKNOWN, END = "<unk>", "<eos>"
@@ -78,6 +79,7 @@ def read_text(
     min_count: int = 1,
     folder: Path | None = None,
     name: str = "data",
+    watch: Watch | None = None,
 ) -> Text:
     """Read a text to train on and one to hold out. Each line ends in a token of its own, `<eos>`.
 
@@ -86,16 +88,18 @@ def read_text(
 
     Args:
         path: a file; or a folder that holds `train.…` and `valid.…` or `test.…`.
-        held_out: a file. None: that of the folder, or every twentieth hundred lines of the only file.
+        held_out: a file. None: that of the folder, or every twentieth hundred lines of the only file; of one that is
+            shorter than that, every twentieth part.
         split: what a token is: "spaces", what stands between them, or "words": runs of letters and digits, and each
             other mark by itself.
         min_count: how often a token must occur to be a class.
         folder: where to keep the ids, as files that are memory-mapped. None: in memory.
         name: what the user knows the path as, for errors.
+        watch: told how far each file is read.
 
     Raises:
-        UserError: a file is missing, cannot be read, is no UTF-8, holds no token, or changes while it is read; the
-            disk of `folder` is full.
+        UserError: a file is missing, cannot be read, is no UTF-8, holds no token, or changes while it is read; no token
+            occurs often enough; the disk of `folder` is full.
     """
     _check.choice("split", split, tuple(SPLITS))
     _check.whole("min_count", min_count, 1)
@@ -103,16 +107,25 @@ def read_text(
         train_path, held_out = _in_folder(path, ("train",), name), held_out or _in_folder(path, ("valid", "test"), name)
     else:
         train_path = path
-    passes = _Passes(train_path, held_out, SPLITS[split], name)
+    run = _run(train_path, name) if held_out is None else None
+    passes = _Passes(train_path, held_out, run, SPLITS[split], name, watch)
     counts = (collections.Counter[str](), collections.Counter[str]())
     for part, tokens in passes.lines():
         counts[part].update(tokens)
     sizes = [count.total() for count in counts]
     for size, what in zip(sizes, ("to train on", "to hold out"), strict=True):
         if size < 2:
-            hint = f"; of one file, {_RUN} lines in {_RUN * _HELD_OUT:,} are held out" if held_out is None else ""
+            hint = ""
+            if held_out is None and sizes[0] > 1:
+                hint = f"; of one file, a line in {_HELD_OUT} is held out: a longer one does, or `held_out`"
             raise UserError(f"`{name}` must hold more than {size} tokens {what}, got {path}{hint}")
     vocabulary = _vocabulary(counts[0], min_count, any(token not in counts[0] for token in counts[1]))
+    if not set(vocabulary) - {UNKNOWN, END}:
+        most = max((n for token, n in counts[0].items() if token != END), default=0)
+        raise UserError(
+            f"`min_count` must leave a token to predict, got {min_count}, and none is more often than {most:,} times "
+            f"in {path}"
+        )
     del counts
     ids = {token: i for i, token in enumerate(vocabulary)}
     other = ids.get(UNKNOWN, -1)
@@ -140,17 +153,25 @@ class _Passes:
 
     train: Path
     held_out: Path | None
+    run: int | None
     split: Callable[[str], Sequence[str]]
     name: str
+    watch: Watch | None
 
     def lines(self) -> Iterator[tuple[int, list[str]]]:
         """The tokens of each line, after which text it is of: 0, to train on; 1, to hold out."""
-        for i, line in enumerate(lines(self.train, name=self.name)):
-            apart = self.held_out is None and i // _RUN % _HELD_OUT == _HELD_OUT // 2
+        for i, line in enumerate(lines(self.train, name=self.name, watch=self.watch)):
+            apart = self.run is not None and i // self.run % _HELD_OUT == _HELD_OUT // 2
             yield int(apart), [*self.split(line), END]
         if self.held_out is not None:
-            for line in lines(self.held_out, name=self.name):
+            for line in lines(self.held_out, name=self.name, watch=self.watch):
                 yield 1, [*self.split(line), END]
+
+
+def _run(path: Path, name: str) -> int:
+    """How many lines of a text without another to hold out are held out in a run."""
+    number = sum(1 for _ in itertools.islice(lines(path, name=name), _RUN * _HELD_OUT))
+    return max(1, number // _HELD_OUT)
 
 
 def _vocabulary(count: Mapping[str, int], min_count: int, new: bool) -> tuple[str, ...]:

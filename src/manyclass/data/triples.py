@@ -1,21 +1,22 @@
 """Knowledge-graph triples as classes: the tail of a triple is the class of its head and relation."""
 
-import collections
-from collections.abc import Iterable, Mapping
+from array import array
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from manyclass import _check
-from manyclass.data.files import beginning, lines, shown
+from manyclass.data.files import Watch, beginning, lines, shown
+from manyclass.data.names import Names
 from manyclass.errors import UserError
 
 SPLITS = ("train", "valid", "test")
-Names = tuple[str, str, str]
+Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)
@@ -126,14 +127,6 @@ class Triples:
         """R: those of the files. With reciprocal ones there are twice as many."""
         return len(self.relations)
 
-    @cached_property
-    def entity_ids(self) -> Mapping[str, int]:
-        return {name: i for i, name in enumerate(self.entities)}
-
-    @cached_property
-    def relation_ids(self) -> Mapping[str, int]:
-        return {name: i for i, name in enumerate(self.relations)}
-
     def both_ways(self, triples: Tensor) -> Tensor:
         """Triples [2N, 3], see the function of this name."""
         return both_ways(triples, self.num_relations)
@@ -146,13 +139,18 @@ class Triples:
         return KnownTails.of(self.both_ways(triples), num_relations=2 * self.num_relations)
 
 
-def read_triples(path: Path, *, valid: Path | None = None, test: Path | None = None, name: str = "data") -> Triples:
+def read_triples(
+    path: Path, *, valid: Path | None = None, test: Path | None = None, name: str = "data", watch: Watch | None = None
+) -> Triples:
     """Read triples, one a line: head TAB relation TAB tail, in UTF-8; .gz, .xz and .bz2 are read as what they hold.
+
+    Blank lines are passed over.
 
     Args:
         path: a file to train on; or a folder that holds `train.…`, and `valid.…` and `test.…` if there are such.
         valid, test: files. None: those of the folder; without one there are no such triples.
         name: what the user knows the path as, for errors.
+        watch: told how far each file is read.
 
     Raises:
         UserError: a file is missing, cannot be read, is no UTF-8, has a line that is no triple, or there is nothing to
@@ -165,35 +163,44 @@ def read_triples(path: Path, *, valid: Path | None = None, test: Path | None = N
     train = paths["train"]
     if train is None:
         raise UserError(f"`{name}` must be a file, or a folder with a file train.txt, got {path}, which has none")
-    parts = {split: [] if file is None else _read(file, name) for split, file in paths.items()}
-    if not parts["train"]:
+    entities, relations = Names(), Names()
+    parts = {
+        split: np.empty((0, 3), dtype=np.int64) if file is None else _read(file, entities, relations, name, watch)
+        for split, file in paths.items()
+    }
+    if not len(parts["train"]):
         raise UserError(f"`{name}` must hold a triple to train on, got none in {train}")
-    return _encode(parts)
+    everything = np.concatenate(list(parts.values()))
+    entity, entity_names = _by_frequency(everything[:, [0, 2]], entities)
+    relation, relation_names = _by_frequency(everything[:, 1], relations)
+    ranked = {
+        split: torch.from_numpy(np.stack([entity[part[:, 0]], relation[part[:, 1]], entity[part[:, 2]]], 1))
+        for split, part in parts.items()
+    }
+    return Triples(**ranked, entities=entity_names, relations=relation_names)
 
 
-def _read(path: Path, name: str) -> list[Names]:
-    triples = []
-    for number, line in enumerate(lines(path, name=name), 1):
+def _read(path: Path, entities: Names, relations: Names, name: str, watch: Watch | None) -> Array:
+    """The triples of a file, int64 [N, 3], numbered as they first appear."""
+    ids = array("q")
+    for number, line in enumerate(lines(path, name=name, watch=watch), 1):
+        if not line.strip():
+            continue
         fields = line.split("\t")
         if len(fields) != 3 or not all(fields):
             wanted = "head TAB relation TAB tail in each line"
             raise UserError(f"`{name}` must hold {wanted}, got {shown(line)} in line {number} of {path}")
-        triples.append((fields[0], fields[1], fields[2]))
-    return triples
+        ids.extend((entities.add(fields[0]), relations.add(fields[1]), entities.add(fields[2])))
+    return np.array(ids, dtype=np.int64).reshape(-1, 3)
 
 
-def _encode(parts: Mapping[str, list[Names]]) -> Triples:
-    everything = [triple for part in parts.values() for triple in part]
-    entities = _by_frequency(entity for head, _, tail in everything for entity in (head, tail))
-    relations = _by_frequency(relation for _, relation, _ in everything)
-    tensors = {
-        split: torch.tensor([[entities[h], relations[r], entities[t]] for h, r, t in part]).reshape(-1, 3).long()
-        for split, part in parts.items()
-    }
-    return Triples(**tensors, entities=tuple(entities), relations=tuple(relations))
+def _by_frequency(ids: Array, names: Names) -> tuple[Array, tuple[str, ...]]:
+    """New ids for those there are, from frequent to rare, and their names.
 
-
-def _by_frequency(names: Iterable[str]) -> dict[str, int]:
-    """Ids from frequent to rare; by name where they are as frequent, so that they follow from the data alone."""
-    count = collections.Counter(names)
-    return {name: i for i, name in enumerate(sorted(count, key=lambda name: (-count[name], name)))}
+    By name where they are as frequent, so that they follow from the data alone.
+    """
+    count = np.bincount(ids.ravel(), minlength=len(names)).tolist()
+    order = sorted(range(len(names)), key=lambda i: (-count[i], names[i]))
+    rank = np.empty(len(names), dtype=np.int64)
+    rank[order] = np.arange(len(names))
+    return rank, tuple(names[i] for i in order)

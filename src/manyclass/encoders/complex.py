@@ -13,7 +13,8 @@ class ComplEx(nn.Module):
     give queries [B, 2·rank].
 
     Args:
-        entities: [E, 2·rank]; a head may be tied to it.
+        entities: [E, 2·rank]; a head may be tied to it. To learn from nothing its rows should be small, of a scale of
+            `START`, as those of relations are made.
         num_relations: reciprocal ones included.
     """
 
@@ -21,8 +22,7 @@ class ComplEx(nn.Module):
         super().__init__()
         self.entities = entities
         self.relations = nn.Embedding(num_relations, entities.embedding_dim, sparse=entities.sparse)
-        for table in (self.entities, self.relations):
-            nn.init.normal_(table.weight, std=START)
+        nn.init.normal_(self.relations.weight, std=START)
 
     def forward(self, pairs: Tensor) -> Tensor:
         (a, b), (c, d) = (

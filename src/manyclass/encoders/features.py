@@ -92,7 +92,8 @@ class FeatureEncoder(nn.Module):
     def _matrix(self, inputs: dict[str, Tensor]) -> Tensor:
         """A batch [B, F] of few features."""
         columns, starts = inputs["columns"], inputs["starts"]
-        ends = torch.cat([starts[1:], starts.new_tensor([len(columns)])])
-        row = torch.repeat_interleave(torch.arange(len(starts), device=starts.device), ends - starts)
+        # Nothing here waits for a GPU: how many there are is known without a look at the numbers.
+        number = F.pad(starts[1:], (0, 1), value=len(columns)) - starts
+        row = torch.arange(len(starts), device=starts.device).repeat_interleave(number, output_size=len(columns))
         matrix = inputs["values"].new_zeros(len(starts), self.num_features)
         return matrix.index_put_((row, columns), inputs["values"], accumulate=True)
