@@ -4,6 +4,7 @@ import csv
 import json
 import math
 import shutil
+import signal
 import warnings
 
 import pytest
@@ -97,6 +98,23 @@ def test_ctrl_c_saves_and_resume_goes_on_bit_for_bit(tmp_path, capsys, monkeypat
             logs.append([{**row, "seconds": ""} for row in csv.DictReader(file)])
     assert logs[0] == logs[1]
     assert files(out) == ["best.safetensors", "fit.json", "log.csv", "newest.safetensors", "previous.safetensors"]
+
+
+def test_a_wish_that_it_should_end_is_as_ctrl_c(tmp_path, capsys, monkeypatch):
+    data, out = problems.write_features(tmp_path), tmp_path / "model"
+
+    class Ended(training.Callback):
+        def on_step(self, progress):
+            if progress.step == 11:
+                signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(training, "ProgressLine", Ended)
+    before = signal.getsignal(signal.SIGTERM)
+    assert fit("features", data, out) == 2
+    assert "interrupted after step 11; all of it is saved" in capsys.readouterr().err
+    assert signal.getsignal(signal.SIGTERM) is before
+    monkeypatch.undo()
+    assert run("fit", "--out", out, "--resume", "--no-report") == 0
 
 
 def test_ctrl_c_while_data_is_read_begins_anew(tmp_path, capsys, monkeypatch):
@@ -197,7 +215,7 @@ def test_labels_that_are_not_known_are_said_to_be_left_out(trained, tmp_path, ca
     data = tmp_path / "more.svm"
     data.write_text("w00 1:1\nunicorn 2:1\nw01 3:1\n")
     assert run("evaluate", out, data) == 0
-    assert "1 of 3 rows left out: the model does not know their labels" in capsys.readouterr().out
+    assert "1 of 3 rows left out: without a label, or with one that is not known" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -257,16 +257,15 @@ def test_one_question_is_too_few_to_tune_an_index_on(copied, tmp_path, capsys):
     assert error == f"manyclass: `data` must hold at least 2 examples to tune an index on, got {asked}\n"
 
 
-def test_a_reader_that_has_enough_ends_it_quietly(trained, tmp_path, monkeypatch):
+def test_a_reader_that_has_enough_ends_it_quietly(trained, tmp_path):
     _, out, _ = trained("text")
-
-    class Closed(io.StringIO):
-        def write(self, text):
-            raise BrokenPipeError
-
-    monkeypatch.setattr(sys, "stderr", io.StringIO())
-    monkeypatch.setattr(sys, "stdout", Closed())
-    assert run("predict", out, ask(tmp_path, "w00\n")) == 0
+    asked = ask(tmp_path, "w00\n" * 20_000)
+    command = [sys.executable, "-m", "manyclass", "predict", str(out), str(asked)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline().startswith("w00\t")
+        process.stdout.close()
+        assert process.stderr.read() == ""
+        assert process.wait(60) == 0
 
 
 def test_data_without_labels_is_enough(trained, tmp_path, capsys):
@@ -278,3 +277,60 @@ def test_data_without_labels_is_enough(trained, tmp_path, capsys):
     bare = "\n".join(row.split(" ", 1)[1] for row in rows) + "\n"
     assert run("predict", out, ask(tmp_path, bare, "bare.svm")) == 0
     assert capsys.readouterr().out == expected
+
+
+def write_table(folder, name="animals.csv"):
+    path = folder / name
+    rows = [f"{i},meow,a cat" if i % 2 else f"{i},moo,a\tcow" for i in range(60)]
+    path.write_text("weight,says,label\n" + "\n".join(rows) + "\n")
+    return path
+
+
+@pytest.fixture
+def animals(tmp_path):
+    out = tmp_path / "animals"
+    assert run("fit", write_table(tmp_path), "--out", out, "--no-report", "--epochs", 40) == 0
+    return out
+
+
+def test_labels_to_be_filled_in_may_be_missing(animals, tmp_path, capsys):
+    asked = ask(tmp_path, "weight,says,label\n1,meow,\n2,moo,a\tcow\n", "asked.csv")
+    assert run("predict", animals, asked, "--json", "--top", 1) == 0
+    assert [each["classes"] for each in objects(capsys)] == [["a cat"], ["a\tcow"]]
+
+
+def test_a_name_is_one_cell(animals, tmp_path, capsys):
+    assert run("predict", animals, ask(tmp_path, "weight,says\n2,moo\n", "asked.csv"), "--top", 2) == 0
+    ((_, name, chance, *others),) = answers(capsys)
+    assert name == "a cow"
+    assert 0 < float(chance) <= 1
+    assert len(others) == 2
+
+
+def test_the_standard_input_is_of_the_format_that_the_model_knows(animals, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"weight,says\n2,moo\n1,meow\n")))
+    assert run("predict", animals, "-", "--top", 1, "--json") == 0
+    assert [each["classes"] for each in objects(capsys)] == [["a\tcow"], ["a cat"]]
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"weight,says\n2,moo,3\n")))
+    assert run("predict", animals, "-") == 2
+    assert "in line 2 of " in (error := capsys.readouterr().err)
+    assert error.endswith("standard input\n")
+
+
+def test_items_and_users_that_are_left_out_are_told(trained, tmp_path, capsys):
+    _, out, _ = trained("sequences")
+    asked = ask(tmp_path, "ann w00\nghost nosuch\nben nosuch\nben w03\n")
+    assert run("predict", out, asked, "--json") == 0
+    told = capsys.readouterr()
+    assert [json.loads(line)["example"] for line in told.out.splitlines()] == ["ann", "ben"]
+    said = "left out: 2 lines of items that the model does not know, and 1 users who have no others"
+    assert told.err == f"manyclass: {said}\n"
+
+
+def test_what_was_asked_before_a_fault_is_answered(trained, tmp_path, capsys):
+    _, out, _ = trained("triples")
+    assert run("predict", out, ask(tmp_path, "w05\tplus 1\nzzz\tplus 1\nw06\tplus 1\n"), "--top", 1) == 2
+    told = capsys.readouterr()
+    assert told.out.startswith("w05 plus 1\t")
+    assert told.out.count("\n") == 1
+    assert "that the model knows, got 'zzz\\tplus 1' in line 2 of" in told.err

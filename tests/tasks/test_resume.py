@@ -3,6 +3,7 @@
 import csv
 import json
 import shutil
+import sys
 from dataclasses import asdict, replace
 
 import pytest
@@ -276,3 +277,51 @@ def test_a_folder_without_a_training_is_refused(tmp_path):
     (tmp_path / "fit.json").write_text("{")
     with pytest.raises(UserError, match="it is damaged: it is no JSON"):
         tasks.resume(tmp_path, how=HOW)
+
+
+@pytest.mark.parametrize("kind", ["text", "sequences"])
+@pytest.mark.parametrize(("first", "then"), [({"epochs": 3}, {"seconds": 0.2}), ({"seconds": 0.2}, {"epochs": 1})])
+def test_a_limit_may_become_one_of_the_other_kind(tmp_path, kind, first, then):
+    """Rates fall over epochs; over seconds they do not."""
+    settings = replace(SETTINGS[kind], **{"epochs": None, **first})
+    out = stopped(kind, tmp_path, step=2, settings=settings)
+    done = tasks.resume(out, given=then, how=HOW)
+    assert done.history.stopped == next(iter(then))
+    assert done.measured is not None
+
+
+def test_a_negative_loss_is_gone_on_from(tmp_path):
+    """That of importance sampling without the target's own term may be."""
+    settings = replace(SHORT["features"], objective="plain_importance", sampler="importance")
+    out = stopped("features", tmp_path, settings=settings)
+    state = storage.load(out / "newest.safetensors", kind="checkpoint")
+    state["state"]["training"]["loss"] = -0.25
+    storage.save(out / "newest.safetensors", state, kind="checkpoint")
+    assert tasks.resume(out, how=HOW).history.stopped == "epochs"
+
+
+def test_a_training_goes_on_where_it_was(tmp_path):
+    out = stopped("features", tmp_path)
+    about = json.loads((out / "fit.json").read_text())
+    assert about["how"]["device"] == "cpu"
+    about["how"]["device"] = "cuda:77"
+    (out / "fit.json").write_text(json.dumps(signed(about)))
+    with pytest.raises(UserError, match="`device` must be one that torch finds here, got 'cuda:77'"):
+        tasks.resume(out, how=HOW)
+    message = "`device` must be left out, or of the kind it was when the training began, cuda:77, got cpu"
+    with pytest.raises(UserError, match=message):
+        tasks.resume(out, how=replace(HOW, device="cpu"))
+
+
+def test_a_folder_that_cannot_be_written_to_is_told_before_the_training(tmp_path, monkeypatch):
+    out = stopped("features", tmp_path)
+
+    def refuses(path, content):
+        raise UserError(f"cannot save {path}: Read-only file system")
+
+    # The function of the same name hides the module.
+    monkeypatch.setattr(sys.modules["manyclass.tasks.fit"], "write_json", refuses)
+    told = Interrupts(0)
+    told.on_step = lambda progress: pytest.fail("it trained")
+    with pytest.raises(UserError, match="Read-only file system"):
+        tasks.resume(out, how=replace(HOW, callbacks=[told]))

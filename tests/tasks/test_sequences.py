@@ -62,11 +62,11 @@ def test_only_as_much_of_the_past_is_read_as_was_trained_on(trained, tmp_path):
     assert inputs["last"].tolist() == [11]
 
 
-def test_a_limit_is_of_whole_batches_and_at_least_one(tmp_path):
+def test_a_limit_is_of_users_from_everywhere(tmp_path):
     data = write_sequences(tmp_path, users=1200)
     task = KIND.read(tasks.Source(data), SETTINGS["sequences"].over(KIND.defaults), tmp_path / "none")
     sizes = {limit: [len(target) for _, target in task.held_out(limit)] for limit in (None, 10, 1100, 10_000)}
-    assert sizes == {None: [512, 512, 176], 10: [512], 1100: [512, 512], 10_000: [512, 512, 176]}
+    assert sizes == {None: [512, 512, 176], 10: [10], 1100: [512, 88], 10_000: [512, 512, 176]}
     assert all(len(task.held_out(limit)) == len(found) for limit, found in sizes.items())
     assert isinstance(task.held_out(None), Last)
 
@@ -77,10 +77,18 @@ def test_items_that_are_not_known_are_left_out_and_said(trained, tmp_path):
     path.write_text("u\tw00\nu\tunicorn\nu\tw01\nv\thorse\nu\tw02\nu\tw03\n")
     batches, about = KIND.evaluation(done.model, tasks.Source(path))
     assert about[0] == "new.tsv: the last item of 1 users, ranked among all 24"
-    assert about[1] == "2 lines of items that the model does not know"
+    told = "left out: 2 lines of items that the model does not know, and 1 users whose last line is one"
+    assert about[1] == told
     ((inputs, target),) = batches
     assert [done.model.names[i] for i in inputs["ids"][0].tolist()] == ["w00", "w01", "w02"]
     assert target.tolist() == [done.model.names.ids("w03")]
+    # What comes last is asked for, or nothing.
+    path.write_text("u\tw00\nu\tw01\nu\tw02\nu\tunicorn\nv\tw05\nv\tunicorn\nv\tw06\nv\tw07\n")
+    ((inputs, target),) = KIND.evaluation(done.model, tasks.Source(path))[0]
+    assert [[done.model.names[i] for i in row] for row in inputs["ids"].tolist()] == [["w05", "w06"]]
+    path.write_text("u\tw00\nu\tw01\n")
+    with pytest.raises(UserError, match="`data` must hold a user of 3 items, the last of which is known, got none in"):
+        KIND.evaluation(done.model, tasks.Source(path))
     path.write_text("u\thorse\n")
     with pytest.raises(UserError, match="of 1 lines none has an item that the model knows"):
         KIND.evaluation(done.model, tasks.Source(path))

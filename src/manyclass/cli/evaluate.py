@@ -31,7 +31,8 @@ def evaluate(
 ) -> None:
     """Measure a MODEL on DATA: exact likelihood and ranks over all classes, also by how frequent classes are.
 
-    Of sequences the last item of each user is predicted; of triples those of a file, or of a folder's test, with all
+    Of sequences the last item of each user is predicted, among all items, also those that the user has (as `predict
+    --seen` does); of triples those of a file, or of a folder's test, with all
     other true answers left out of the ranks: those of DATA and those that the model was made from.
     """
     from manyclass import tasks
@@ -47,7 +48,7 @@ def evaluate(
         print(line)
     # How many, is known when the file has been read.
     if isinstance(batches, tasks.LabelledChunks) and batches.unknown:
-        print(f"{batches.unknown:,} of {batches.rows:,} rows left out: the model does not know their labels")
+        print(f"{batches.unknown:,} of {batches.rows:,} rows left out: without a label, or with one that is not known")
     print_measured(measured)
     if json_file is not None:
         write_json(json_file, measured.to_json())

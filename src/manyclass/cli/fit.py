@@ -89,7 +89,7 @@ class _Fit(SectionedCommand):
     show_default=True,
     help="Seconds between checkpoints.",
 )
-@click.option("--device", default="cpu", show_default=True, help="cpu or cuda.")
+@click.option("--device", help="cpu or cuda; default: cpu, and with --resume where it was.")
 @click.option("--log", type=click.Choice(["tensorboard"]), help="Beside log.csv, which is always written.")
 @click.option("--report/--no-report", default=True, help="Whether to draw the page.")
 @click.option("--resume", "resumed", is_flag=True, help="Go on with the training in MODEL.")
@@ -110,7 +110,7 @@ def fit(
     evaluated: int | None,
     probe_every: int | None,
     checkpoint_every: float,
-    device: str,
+    device: str | None,
     log: str | None,
     report: bool,
     resumed: bool,
@@ -202,7 +202,9 @@ def fit(
     except KeyboardInterrupt:
         if not (out / "fit.json").exists():
             raise UserError("interrupted; nothing was trained yet: the same command begins anew") from None
-        kept = "the newest checkpoint is kept" if (out / "newest.safetensors").exists() else "nothing was trained yet"
+        kept = "what was trained by the newest checkpoint is kept"
+        if not (out / "newest.safetensors").exists():
+            kept = "no checkpoint was saved yet"
         raise UserError(f"interrupted; {kept}: {again}") from None
     except DiskFullError as error:
         raise UserError(f"{error}. Then go on: {again}") from None

@@ -2,6 +2,7 @@
 
 import atexit
 import functools
+import os
 import signal
 import sys
 import textwrap
@@ -21,7 +22,7 @@ from manyclass.cli.info import info
 from manyclass.cli.paper import paper
 from manyclass.cli.predict import predict
 from manyclass.cli.study import study
-from manyclass.errors import NotSavedWarning, UserError
+from manyclass.errors import Notice, UserError
 
 
 class _InOrder(click.Group):
@@ -29,6 +30,14 @@ class _InOrder(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            # Whoever read the answers has enough of them. Python would flush what is left when it ends.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 0
 
 
 @click.group(cls=_InOrder, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -51,12 +60,13 @@ def _end_quietly() -> None:
 
 @contextmanager
 def _warnings_in_a_line() -> Iterator[None]:
-    """Show what could not be saved as errors are shown; other warnings are bugs, and keep where they come from."""
+    """Show notices as errors are shown; other warnings are bugs, and keep where they come from."""
     with warnings.catch_warnings():
+        warnings.simplefilter("always", Notice)
         show = warnings.showwarning
 
         def shown(message: Warning | str, category: type[Warning], *rest: Any, **more: Any) -> None:
-            if issubclass(category, NotSavedWarning):
+            if issubclass(category, Notice):
                 # A progress line is written over: it comes again.
                 over = "\r\x1b[K" if sys.stderr.isatty() else ""
                 print(f"{over}manyclass: {message}", file=sys.stderr, flush=True)
@@ -67,11 +77,24 @@ def _warnings_in_a_line() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def _ended_as_interrupted() -> Iterator[None]:
+    """A scheduler's or container's wish that this should end does what Ctrl-C does."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def main() -> None:
     """Run the command line: what a user can mend is one line, and exit code 2; a bug keeps its traceback."""
     _end_quietly()
     try:
-        with _warnings_in_a_line():
+        with _warnings_in_a_line(), _ended_as_interrupted():
             code = app(standalone_mode=False)
     except UserError as error:
         message = str(error)
@@ -79,10 +102,6 @@ def main() -> None:
         message = error.format_message()
     except (click.Abort, KeyboardInterrupt):
         message = "interrupted"
-    except BrokenPipeError:
-        # Whoever read the answers has enough of them.
-        sys.stderr.close()
-        raise SystemExit(0) from None
     else:
         raise SystemExit(code or 0)
     print("manyclass: " + textwrap.shorten(message, 500), file=sys.stderr)

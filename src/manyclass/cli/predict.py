@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from manyclass.tasks import Answer
 
 
+_SPACES = str.maketrans("\t\r\n", "   ")
+
+
 @click.command(short_help="The most probable classes of each example of a file.")
 @click.argument("model", type=path_argument())
 @click.argument("data", type=path_argument())
@@ -105,12 +108,17 @@ def predict(
 
 
 def _columns(answer: "Answer") -> str:
-    parts = [answer.shown.replace("\t", " ")]
+    parts = [_cell(answer.shown)]
     for i, name in enumerate(answer.names):
-        parts.append(name)
+        parts.append(_cell(name))
         if answer.probabilities is not None:
             parts.append(f"{answer.probabilities[i]:.6g}")
     return "\t".join(parts)
+
+
+def _cell(text: str) -> str:
+    """Without what would make it two columns, or two lines; --json has it as it is."""
+    return text.translate(_SPACES)
 
 
 def _json(answer: "Answer") -> str:
@@ -131,10 +139,11 @@ def _input(path: Path, *, once: bool) -> Iterator[Path]:
         yield path
         return
     # It is read twice.
-    with tempfile.NamedTemporaryFile(prefix="manyclass-") as held:
-        shutil.copyfileobj(sys.stdin.buffer, held)
-        held.flush()
-        yield Path(held.name)
+    with tempfile.TemporaryDirectory(prefix="manyclass-") as folder:
+        held = Path(folder) / "standard input"
+        with held.open("wb") as file:
+            shutil.copyfileobj(sys.stdin.buffer, file)
+        yield held
 
 
 @contextmanager

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from manyclass.cli.options import check_device
 from manyclass.cli.progress import progress
 from manyclass.errors import UserError
 
@@ -73,7 +74,7 @@ def study(
     base = room.QUICK if quick else room.FULL if full else room.DEFAULT
     scale = replace(base, tokens=tokens or base.tokens, epochs=epochs or base.epochs, seeds=seeds or base.seeds)
     room.check_designs(designs)
-    room.check_device(device)
+    check_device(device)
     try:
         if redraw:
             done = room.redraw(out)

@@ -102,16 +102,23 @@ class FeaturesKind:
 
     def questions(self, model: Model, source: Source, *, size: int) -> Iterator[Questions]:
         number = 0
-        for chunk in _reader(model, source).chunks():
+        for chunk in _reader(model, source, labelled=False).chunks():
             for first in range(0, len(chunk), size):
                 part: Any = chunk.features[first : first + size]
                 yield Questions([str(number + i) for i in range(part.shape[0])], as_inputs(part))
                 number += part.shape[0]
 
 
-def _reader(model: Model, source: Source) -> "Reader":
+def _reader(model: Model, source: Source, *, labelled: bool = True) -> "Reader":
     schema = Schema.from_json(model.plan.config["schema"])
-    return open_rows(source.data, format=source.format, label=source.label, labels=source.labels, schema=schema)
+    return open_rows(
+        source.data,
+        format=source.format,
+        label=source.label,
+        labels=source.labels,
+        schema=schema,
+        labelled=labelled,
+    )
 
 
 def _numbered(chunk: Chunk, names: Names) -> tuple[Rows, "np.ndarray[Any, Any]"]:

@@ -26,7 +26,7 @@ from manyclass.tasks.began import (
 from manyclass.tasks.kinds import KINDS
 from manyclass.tasks.measure import Measured, measure
 from manyclass.tasks.metrics import rank_metrics
-from manyclass.tasks.model import Model, open_model
+from manyclass.tasks.model import Model
 from manyclass.tasks.optimizers import make_optimizers, make_schedulers
 from manyclass.tasks.restore import check_files, restore
 from manyclass.tasks.settings import Settings
@@ -42,6 +42,7 @@ from manyclass.training import (
     History,
     Probe,
     Training,
+    load_checkpoint,
 )
 
 _DATA = ".manyclass-data"
@@ -52,7 +53,7 @@ _HOW = ("evaluate_every", "evaluate_seconds", "evaluated", "probe_every")
 
 @dataclass(frozen=True)
 class Fit:
-    """How a training is run, beside what it learns: none of it changes the model.
+    """How a training is run, beside what it learns. When it is evaluated decides which model is the best.
 
     Args:
         evaluate_every: steps between evaluations; None: an epoch.
@@ -60,7 +61,7 @@ class Fit:
         evaluated: examples of an evaluation while it trains, at most. The last one is of all.
         probe_every: steps between probes of the error of log Z̃; 0: none.
         checkpoint_every: seconds between checkpoints.
-        device: where to.
+        device: where to. None: where it was, if it is resumed, and else the CPU.
         watch: told of bytes read, before the training.
         callbacks: of the training.
 
@@ -73,7 +74,7 @@ class Fit:
     evaluated: int = 20_000
     probe_every: int = 200
     checkpoint_every: float = 60.0
-    device: str = "cpu"
+    device: str | None = None
     watch: Watch | None = None
     callbacks: Sequence[Callback] = ()
 
@@ -143,7 +144,7 @@ def fit(
             "kind": kind,
             "source": source_kept(source),
             "settings": settings.to_json(),
-            "how": {name: getattr(how, name) for name in _HOW},
+            "how": {name: getattr(how, name) for name in _HOW} | {"device": how.device or "cpu"},
             "files": fingerprints(source),
         }
         return train(task, folder, how, told=told, begun=lambda: write_json(folder / ABOUT, signed(about)))
@@ -182,9 +183,11 @@ def resume(
     if kind not in (None, about["kind"]):
         raise UserError(f"`--{kind}` must be left out: the training in {folder} is of {about['kind']}")
     try:
-        how = replace(how, **{name: about["how"][name] for name in _HOW})
+        device = str(about["how"]["device"])
+        how = replace(how, **{name: about["how"][name] for name in _HOW}, device=how.device or device)
     except (KeyError, TypeError, ValueError):
         raise UserError(f"cannot read {folder / ABOUT}: it is damaged: it does not say when to evaluate") from None
+    _check_device(how.device, device)
     for name, value in (given or {}).items():
         was = getattr(how if name in _HOW else settings, name)
         if name not in _LIMITS and value != was:
@@ -197,10 +200,9 @@ def resume(
     check_files(folder, which)
 
     def begun() -> None:
-        # Who resumes it again need not say once more how long, and where its data is.
-        if limits or source is not None:
-            changed = {**about, "settings": settings.to_json(), "source": source_kept(now)}
-            write_json(folder / ABOUT, signed(changed))
+        # Who resumes it again need not say once more how long, and where its data is. Also where nothing has changed:
+        # a folder that cannot be written to is told before the training.
+        write_json(folder / ABOUT, signed({**about, "settings": settings.to_json(), "source": source_kept(now)}))
 
     newest = folder / f"{which}.safetensors"
     # Stopped before the first checkpoint, it begins anew.
@@ -208,6 +210,16 @@ def resume(
     with _spool(folder) as data:
         task = KINDS[kind].read(now, settings, data, how.watch)
         return train(task, folder, how, resume=going, told=told, begun=begun)
+
+
+def _check_device(now: str | None, was: str) -> None:
+    """Raise where a training cannot go on on a device: each kind has random numbers of its own."""
+    try:
+        if _check.place(now or was).type == torch.device(was).type:
+            return
+    except ValueError as error:
+        raise UserError(str(error)) from None
+    raise UserError(f"`device` must be left out, or of the kind it was when the training began, {was}, got {now}")
 
 
 @contextmanager
@@ -245,8 +257,8 @@ def train(
     kind, settings = KINDS[plan.kind], plan.settings
     torch.manual_seed(settings.seed)
     try:
-        check_size(plan, how.device)
-        model = Model(plan, kind.build(plan)).to(how.device)
+        check_size(plan, how.device or "cpu")
+        model = Model(plan, kind.build(plan)).to(how.device or "cpu")
     except ValueError as error:
         raise UserError(str(error)) from error
     optimizers = make_optimizers(model)
@@ -309,8 +321,12 @@ def train(
         raise UserError(f"{error}. Begin anew with a smaller `--rate`, or with `--clip`{kept}") from error
     if history.stopped == "interrupted":
         return Fitted(model, history, None, task.about)
-    best = open_model(folder, device=how.device)
-    return Fitted(best, history, measure(best, task.held_out(None)), task.about)
+    for optimizer in optimizers:
+        optimizer.zero_grad()
+    # Into the same model: another one would have to fit beside it.
+    if (folder / "best.safetensors").exists():
+        model.load_parameters(load_checkpoint(folder, "best")[0])
+    return Fitted(model, history, measure(model, task.held_out(None)), task.about)
 
 
 def _check_log(log: CSVLog) -> None:

@@ -12,6 +12,7 @@ from manyclass.tasks.metrics import rank_metrics
 from manyclass.tasks.model import Model
 from manyclass.training import Batch
 from manyclass.training.batch import IGNORED
+from manyclass.training.evaluate import evaluating
 
 
 @dataclass(frozen=True)
@@ -87,9 +88,7 @@ def measure(model: Model, batches: Iterable[object]) -> Measured:
     names = KINDS[model.plan.kind].metrics
     metrics = rank_metrics(model.head, names)
     sums = torch.zeros(int(band_of.max()) + 1, 2 + len(names), dtype=torch.float64, device=model.device)
-    mode = model.training
-    model.eval()
-    try:
+    with evaluating(model):
         for item in batches:
             batch = Batch.of(item, model.device)
             hidden = model.encoder(batch.inputs)
@@ -103,8 +102,6 @@ def measure(model: Model, batches: Iterable[object]) -> Measured:
             sums.index_add_(
                 0, band_of[target], torch.stack([torch.ones_like(loss), loss, *found], 1) * weight.unsqueeze(1)
             )
-    finally:
-        model.train(mode)
     whole, *values = sums.sum(0).tolist()
     if whole == 0:
         raise UserError("`data` must hold examples of classes that the model knows, got none")

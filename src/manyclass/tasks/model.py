@@ -1,9 +1,10 @@
 """A trained model as a whole: what it predicts, how it reads its inputs, and its parameters."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +16,7 @@ from manyclass.errors import UserError
 from manyclass.heads import ClassHead
 from manyclass.storage import pack_strings, unpack_strings
 from manyclass.tasks.settings import Settings
-from manyclass.training import load_newest
+from manyclass.training import load_checkpoint
 
 _SAMPLER = "head.sampler."
 
@@ -44,7 +45,7 @@ class Plan:
     Args:
         kind: of data: "features", "text", "sequences" or "triples".
         names: of the classes.
-        counts: float64 [C], how often each was a target in training.
+        counts: float64 [C], how often each is there to train on.
         config: what the kind must know to read inputs and build an encoder, as `storage.save` takes it.
         settings: how it is built and trained.
     """
@@ -102,8 +103,18 @@ class Model(nn.Module):
             "parameters": parameters,
         }
 
+    def load_parameters(self, content: Mapping[str, Any]) -> None:
+        """Take those that `content` gave, of a model of the same plan.
 
-def open_model(folder: Path, *, which: str | None = None, device: str = "cpu") -> Model:
+        Raises:
+            ValueError: they are of another.
+        """
+        missing, unexpected = self.load_state_dict(content["parameters"], strict=False)
+        if wrong := [name for name in missing if not name.startswith(_SAMPLER)] + unexpected:
+            raise ValueError(f"it has not the parameters of such a model: {wrong[0]}")
+
+
+def open_model(folder: Path | str, *, which: str | None = None, device: str = "cpu") -> Model:
     """The model that a training left in a folder.
 
     Args:
@@ -114,11 +125,12 @@ def open_model(folder: Path, *, which: str | None = None, device: str = "cpu") -
     Raises:
         UserError: there is none, or it cannot be read; the message says why.
     """
+    folder = Path(folder)
     if not folder.is_dir():
         raise UserError(f"`MODEL` must be a folder that `manyclass fit` made, got {folder}, which is none")
     if which is None:
         which = "best" if (folder / "best.safetensors").exists() else "newest"
-    content, path = load_newest(folder, which)  # type: ignore[arg-type]
+    content, path = load_checkpoint(folder, which)  # type: ignore[arg-type]
     return model_of(content if which == "best" else content.get("model"), path).to(device)
 
 
@@ -130,7 +142,23 @@ def model_of(content: object, path: Path) -> Model:
     """
     from manyclass.tasks.kinds import KINDS
 
-    try:
+    plan = plan_of(content, path)
+    with _of_a_model(path):
+        with torch.random.fork_rng([]):
+            model = Model(plan, KINDS[plan.kind].build(plan))
+        model.load_parameters(cast("dict[str, Any]", content))
+    return model
+
+
+def plan_of(content: object, path: Path) -> Plan:
+    """The plan of the model whose content a file holds, and parameters that fit it; no model is built.
+
+    Raises:
+        UserError: it is none.
+    """
+    from manyclass.tasks.kinds import KINDS
+
+    with _of_a_model(path):
         if not isinstance(content, dict) or content.get("kind") not in KINDS:
             raise ValueError("it holds no kind of model that is known")
         if not isinstance(content["config"], dict):
@@ -143,15 +171,17 @@ def model_of(content: object, path: Path) -> Model:
             Settings.from_json(content["settings"]),
         )
         _check_shapes(plan, content["parameters"])
-        with torch.random.fork_rng([]):
-            model = Model(plan, KINDS[plan.kind].build(plan))
-        missing, unexpected = model.load_state_dict(content["parameters"], strict=False)
-        if wrong := [name for name in missing if not name.startswith(_SAMPLER)] + unexpected:
-            raise ValueError(f"it has not the parameters of such a model: {wrong[0]}")
+    return plan
+
+
+@contextmanager
+def _of_a_model(path: Path) -> Iterator[None]:
+    """What goes wrong in here is a file's that holds no model."""
+    try:
+        yield
     except (UserError, LookupError, TypeError, ValueError, RuntimeError, AttributeError, ArithmeticError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UserError(f"cannot read {path}: it does not hold a model that this version knows: {reason}") from None
-    return model
 
 
 def _check_shapes(plan: Plan, parameters: object) -> None:

@@ -1,5 +1,6 @@
 """What changes a model's parameters, and how fast."""
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import cast
 
@@ -24,10 +25,10 @@ def make_optimizers(model: Model) -> list[Optimizer]:
 
 
 def make_schedulers(optimizers: Sequence[Optimizer], settings: Settings, batches: int) -> list[LambdaLR]:
-    """Rates that fall to 0 by the last epoch, where it is known and wanted."""
-    if not settings.decay or settings.epochs is None:
+    """Rates that fall to 0 by the last epoch, where that is wanted; while none is the last they stay what they are."""
+    if not settings.decay:
         return []
-    steps = settings.epochs * batches
+    steps = math.inf if settings.epochs is None else settings.epochs * batches
     return [LambdaLR(optimizer, lambda step: max(0.0, 1 - step / steps)) for optimizer in optimizers]
 
 

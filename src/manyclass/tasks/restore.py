@@ -13,9 +13,9 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from manyclass import storage
 from manyclass.errors import UserError
-from manyclass.tasks.model import Model, model_of, open_model
+from manyclass.tasks.model import Model, plan_of
 from manyclass.tasks.settings import Settings
-from manyclass.training import Record, Training
+from manyclass.training import Record, Training, load_checkpoint
 
 _MOST = 1 << 53
 _NUMBERS = {"step": int, "epoch": int, "examples": int, "seconds": float, "loss": float}
@@ -36,7 +36,7 @@ def check_files(folder: Path, which: Literal["newest", "previous"]) -> None:
             raise UserError(f"{error}; {_other(folder, other)}") from None
     if best.exists():
         try:
-            open_model(folder, which="best")
+            plan_of(*load_checkpoint(folder, "best"))
         except UserError as error:
             raise UserError(f"{error}; without that file the training goes on, and forgets what was best") from None
 
@@ -73,8 +73,8 @@ def restore(
         UserError: it is of another training, or none.
     """
     try:
-        saved = model_of(state["model"], path).plan
-        if list(saved.names) != list(model.names) or not torch.equal(saved.counts, model.plan.counts):
+        saved = plan_of(state["model"], path)
+        if saved.names != model.names or not torch.equal(saved.counts, model.plan.counts):
             raise UserError(f"`data` must be what the training began with, got other classes than {path} has")
         if _lasting(saved.settings) != _lasting(model.plan.settings):
             raise ValueError("it was trained with other settings")
@@ -128,11 +128,14 @@ def _check_training(saved: Any, fresh: dict[str, Any], batches: int) -> None:
     if not isinstance(saved, dict) or set(saved) != set(fresh):
         raise ValueError("it does not tell of a training")
     # What grows while it trains, and so is not yet there, is looked at by itself.
-    grown = ("records", "spent", "best", "random_at_epoch")
+    grown = ("records", "spent", "best", "random_at_epoch", "loss")
     _check_alike("its training", *({k: v for k, v in x.items() if k not in grown} for x in (saved, fresh)))
     progress, best, random = saved["progress"], saved["best"], saved["random_at_epoch"]
     if progress["position"] > batches or progress["epoch"] > progress["step"]:
         raise ValueError("it tells of more than an epoch holds")
+    # Of some objectives it is negative.
+    if not isinstance(saved["loss"], float) or not math.isfinite(saved["loss"]):
+        raise ValueError("its loss is no number")
     if not isinstance(saved["records"], list) or not all(map(_is_record, saved["records"])):
         raise ValueError("its records are none")
     if not isinstance(saved["spent"], dict) or not all(_is_number(x, float) for x in saved["spent"].values()):

@@ -1,5 +1,6 @@
 """The next item of a user."""
 
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from manyclass.data import LastBatches, SequenceBatches, Sequences, read_sequences
-from manyclass.errors import UserError
+from manyclass.errors import Notice, UserError
 from manyclass.tasks.model import Body, Model, Plan
 from manyclass.tasks.settings import Settings
 from manyclass.tasks.task import Questions, Source, Task, Watch
@@ -19,15 +20,14 @@ _AT_ONCE = 512
 class Last:
     """Batches of what users did before their last items, which are the targets."""
 
-    def __init__(self, batches: LastBatches, limit: int | None = None) -> None:
+    def __init__(self, batches: LastBatches) -> None:
         self._batches = batches
-        self._number = len(batches) if limit is None else max(1, min(len(batches), limit // _AT_ONCE))
 
     def __len__(self) -> int:
-        return self._number
+        return len(self._batches)
 
     def __iter__(self) -> Iterator[tuple[dict[str, Any], Tensor]]:
-        for _, (ids, lengths, target, _) in zip(range(self._number), self._batches, strict=False):
+        for ids, lengths, target, _ in self._batches:
             yield {"ids": ids, "last": lengths - 1}, target
 
 
@@ -55,9 +55,9 @@ class SequencesKind:
     by_line = False
 
     def read(self, source: Source, settings: Settings, folder: Path, watch: Watch | None = None) -> Task:
-        sequences = read_sequences(source.data)
+        sequences = read_sequences(source.data, watch=watch)
         length = settings.length or 1
-        valid = sequences.last_batches("valid", _AT_ONCE, length=length)
+        valid = sequences.last_batches("valid", _AT_ONCE, length=length, seen=False)
         train = SequenceBatches(sequences, settings.batch_size or 1, length=length, seed=settings.seed)
         if not len(valid) or not len(train):
             raise UserError(
@@ -66,7 +66,7 @@ class SequencesKind:
         return Task(
             Plan("sequences", sequences.item_names, sequences.counts().double(), {}, settings),
             train,
-            lambda limit: Last(valid, limit),
+            lambda limit: Last(sequences.last_batches("valid", _AT_ONCE, length=length, seen=False, limit=limit)),
             (
                 f"{source.data.name}: {len(sequences.items):,} interactions of {sequences.num_users:,} users with "
                 f"{sequences.num_items:,} items",
@@ -79,13 +79,22 @@ class SequencesKind:
 
     def evaluation(self, model: Model, source: Source) -> tuple[Iterable[object], Sequence[str]]:
         sequences = self._of(model, source)
-        last = sequences.last_batches("test", _AT_ONCE, length=model.plan.settings.length or 1)
+        last = sequences.last_batches("test", _AT_ONCE, length=model.plan.settings.length or 1, seen=False)
+        if not len(last.users):
+            raise UserError(
+                f"`data` must hold a user of 3 items, the last of which is known, got none in {source.data}"
+            )
         about = f"{source.data.name}: the last item of {len(last.users):,} users, ranked among all {len(model.names):,}"
         return Last(last), (about, *_unknown(sequences))
 
     def questions(self, model: Model, source: Source, *, size: int) -> Iterator[Questions]:
         sequences = self._of(model, source)
         after = sequences.last_batches("next", size, length=model.plan.settings.length or 1)
+        if sequences.unknown:
+            nobody = sequences.num_users - len(after.users)
+            also = f", and {nobody:,} users who have no others" if nobody else ""
+            said = f"left out: {sequences.unknown:,} lines of items that the model does not know{also}"
+            warnings.warn(said, Notice, stacklevel=2)
         for users, (ids, lengths, _, seen) in zip(after.users.split(size), after, strict=True):
             shown = [sequences.user_names[user] for user in users.tolist()]
             yield Questions(shown, {"ids": ids, "last": lengths - 1}, seen)
@@ -95,4 +104,8 @@ class SequencesKind:
 
 
 def _unknown(sequences: Sequences) -> list[str]:
-    return [f"{sequences.unknown:,} lines of items that the model does not know"] if sequences.unknown else []
+    if not sequences.unknown:
+        return []
+    users = 0 if sequences.last_unknown is None else int(sequences.last_unknown.sum())
+    about = f"left out: {sequences.unknown:,} lines of items that the model does not know"
+    return [f"{about}, and {users:,} users whose last line is one" if users else about]

@@ -7,11 +7,10 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from manyclass.data.files import Watch as Watch
 from manyclass.errors import UserError
 from manyclass.tasks.model import Body, Model, Plan
 from manyclass.tasks.settings import Settings
-
-Watch = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)

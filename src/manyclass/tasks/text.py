@@ -104,7 +104,9 @@ class TextKind:
 
     def read(self, source: Source, settings: Settings, folder: Path, watch: Watch | None = None) -> Task:
         split, min_count = source.split or "spaces", source.min_count or 1
-        text = read_text(source.data, held_out=source.held_out, split=split, min_count=min_count, folder=folder)
+        text = read_text(
+            source.data, held_out=source.held_out, split=split, min_count=min_count, folder=folder, watch=watch
+        )
         return self.task(text, settings, {"split": split})
 
     def task(self, text: Text, settings: Settings, config: dict[str, Any]) -> Task:

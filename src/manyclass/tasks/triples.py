@@ -10,6 +10,7 @@ from manyclass.data import KnownTails, Names, Triples, read_triples
 from manyclass.data.files import line_batches, shown
 from manyclass.data.triples import both_ways
 from manyclass.encoders import ComplEx
+from manyclass.encoders.complex import START
 from manyclass.errors import UserError
 from manyclass.tasks.model import Body, Model, Plan
 from manyclass.tasks.settings import Settings
@@ -62,7 +63,7 @@ class TriplesKind:
     by_line = True
 
     def read(self, source: Source, settings: Settings, folder: Path, watch: Watch | None = None) -> Task:
-        triples = read_triples(source.data, valid=source.held_out)
+        triples = read_triples(source.data, valid=source.held_out, watch=watch)
         if not len(triples.valid):
             # A file alone: one triple in twenty is held out.
             chosen = torch.randperm(len(triples.train), generator=torch.Generator().manual_seed(settings.seed))
@@ -108,6 +109,7 @@ class TriplesKind:
             raise ValueError("`relations` must be names, got others")
         _check_known(plan.config["known"], len(plan.names), len(Names(relations)))
         entities = nn.Embedding(len(plan.names), dim, sparse=True)
+        nn.init.normal_(entities.weight, std=START)
         return Body(ComplEx(entities, 2 * len(Names(relations))), dim, entities, bias=False)
 
     def evaluation(self, model: Model, source: Source) -> tuple[Iterable[object], Sequence[str]]:
@@ -131,9 +133,20 @@ class TriplesKind:
     def questions(self, model: Model, source: Source, *, size: int) -> Iterator[Questions]:
         relations, known = Names(model.plan.config["relations"]), _known(model)
         for batch in line_batches(source.data, size):
-            pairs = [_asked(line, number, source.data, model.names, relations) for number, line in batch]
-            asked = torch.tensor([(entity, relation, -1) for entity, relation in pairs])
-            yield Questions([line for _, line in batch], asked[:, :2], known.others(asked))
+            shown, pairs, fault = list[str](), list[tuple[int, int, int]](), None
+            for number, line in batch:
+                try:
+                    pairs.append((*_asked(line, number, source.data, model.names, relations), -1))
+                except UserError as error:
+                    # What was asked before it is answered.
+                    fault = error
+                    break
+                shown.append(line)
+            if pairs:
+                asked = torch.tensor(pairs)
+                yield Questions(shown, asked[:, :2], known.others(asked))
+            if fault is not None:
+                raise fault
 
 
 def _asked(line: str, number: int, path: Path, entities: Names, relations: Names) -> tuple[int, int]:
