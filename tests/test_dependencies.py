@@ -66,7 +66,7 @@ MAY_KNOW = {
         "errors",
         "report",
     },
-    "cli": {"by_name", "errors", "data", "lab", "report", "storage", "tasks", "training"},
+    "cli": {"_check", "by_name", "errors", "data", "lab", "report", "storage", "tasks", "training"},
     "__main__": {"cli"},
 }
 

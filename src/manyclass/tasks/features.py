@@ -100,7 +100,7 @@ class FeaturesKind:
             raise UserError(f"`data` must have labels to evaluate on, got none in {source.data}")
         return LabelledChunks(reader, model.names), (f"{source.data.name}",)
 
-    def questions(self, model: Model, source: Source, *, size: int) -> Iterator[Questions]:
+    def questions(self, model: Model, source: Source, *, size: int, seen: bool = True) -> Iterator[Questions]:
         number = 0
         for chunk in _reader(model, source, labelled=False).chunks():
             for first in range(0, len(chunk), size):

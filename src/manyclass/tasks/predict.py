@@ -65,7 +65,7 @@ def open_index(model: Model, source: Source, folder: Path, *, k: int, recall: fl
             pass  # of another model, or damaged: another is made
     model.eval()
     rows = []
-    for questions in KINDS[model.plan.kind].questions(model, source, size=_AT_ONCE):
+    for questions in KINDS[model.plan.kind].questions(model, source, size=_AT_ONCE, seen=False):
         rows.append(model.encoder(moved(questions.inputs, model.device)))
         if sum(map(len, rows)) >= _TUNED:
             break
@@ -106,7 +106,7 @@ def predict(
     kind = KINDS[model.plan.kind]
     seen = kind.seen if seen is None else seen
     model.eval()
-    for questions in kind.questions(model, source, size=_AT_ONCE):
+    for questions in kind.questions(model, source, size=_AT_ONCE, seen=not seen):
         hidden = model.encoder(moved(questions.inputs, model.device))
         exclude = None if seen else moved(questions.seen, model.device)
         found = top(

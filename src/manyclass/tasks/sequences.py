@@ -87,17 +87,17 @@ class SequencesKind:
         about = f"{source.data.name}: the last item of {len(last.users):,} users, ranked among all {len(model.names):,}"
         return Last(last), (about, *_unknown(sequences))
 
-    def questions(self, model: Model, source: Source, *, size: int) -> Iterator[Questions]:
+    def questions(self, model: Model, source: Source, *, size: int, seen: bool = True) -> Iterator[Questions]:
         sequences = self._of(model, source)
-        after = sequences.last_batches("next", size, length=model.plan.settings.length or 1)
+        after = sequences.last_batches("next", size, length=model.plan.settings.length or 1, seen=seen)
         if sequences.unknown:
             nobody = sequences.num_users - len(after.users)
             also = f", and {nobody:,} users who have no others" if nobody else ""
             said = f"left out: {sequences.unknown:,} lines of items that the model does not know{also}"
             warnings.warn(said, Notice, stacklevel=2)
-        for users, (ids, lengths, _, seen) in zip(after.users.split(size), after, strict=True):
+        for users, (ids, lengths, _, has) in zip(after.users.split(size), after, strict=True):
             shown = [sequences.user_names[user] for user in users.tolist()]
-            yield Questions(shown, {"ids": ids, "last": lengths - 1}, seen)
+            yield Questions(shown, {"ids": ids, "last": lengths - 1}, has)
 
     def _of(self, model: Model, source: Source) -> Sequences:
         return read_sequences(source.data, item_names=model.names)

@@ -61,7 +61,7 @@ class Questions:
     Args:
         shown: what each is, in a word or a few.
         inputs: of the encoder.
-        seen: ids [B, E], -1 pads: classes that an example has already; None: it has none.
+        seen: ids [B, E], -1 pads: classes that an example has already; None: it has none, or nobody asked.
     """
 
     shown: Sequence[str]
@@ -153,6 +153,6 @@ class Kind(Protocol):
         """Batches to evaluate a model on, and what they are."""
         ...
 
-    def questions(self, model: Model, source: Source, *, size: int) -> Iterator[Questions]:
-        """What a model is asked, so many at a time, as it is read."""
+    def questions(self, model: Model, source: Source, *, size: int, seen: bool = True) -> Iterator[Questions]:
+        """What a model is asked, so many at a time, as it is read, with what is seen already or without."""
         ...

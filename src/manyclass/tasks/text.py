@@ -141,7 +141,7 @@ class TextKind:
             about += f", and {unknown:,} that the model does not know {what}"
         return Windows(ids, start=_start(model.names)), (about,)
 
-    def questions(self, model: Model, source: Source, *, size: int) -> Iterator[Questions]:
+    def questions(self, model: Model, source: Source, *, size: int, seen: bool = True) -> Iterator[Questions]:
         split, start = SPLITS[model.plan.config["split"]], _start(model.names)
         for batch in line_batches(source.data, size):
             known = [(line, [i for i in _ids(model.names, split(line)) if i >= 0]) for _, line in batch]

@@ -130,8 +130,8 @@ class TriplesKind:
             about += f"; {unknown:,} of entities or relations that the model does not know are left out"
         return TripleBatches(both_ways(ids, len(relations)), _AT_ONCE, known=_known(model, read)), (about,)
 
-    def questions(self, model: Model, source: Source, *, size: int) -> Iterator[Questions]:
-        relations, known = Names(model.plan.config["relations"]), _known(model)
+    def questions(self, model: Model, source: Source, *, size: int, seen: bool = True) -> Iterator[Questions]:
+        relations, known = Names(model.plan.config["relations"]), _known(model) if seen else None
         for batch in line_batches(source.data, size):
             shown, pairs, fault = list[str](), list[tuple[int, int, int]](), None
             for number, line in batch:
@@ -144,7 +144,7 @@ class TriplesKind:
                 shown.append(line)
             if pairs:
                 asked = torch.tensor(pairs)
-                yield Questions(shown, asked[:, :2], known.others(asked))
+                yield Questions(shown, asked[:, :2], None if known is None else known.others(asked))
             if fault is not None:
                 raise fault
 
