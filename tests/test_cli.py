@@ -1,10 +1,14 @@
 """What a user can mend is one line on the standard error, before any work."""
 
+import importlib
+import signal
+import subprocess
 import sys
 
 import pytest
 
 from manyclass import cli
+from manyclass.cli.main import COMMANDS
 
 
 def run(monkeypatch, *arguments):
@@ -73,3 +77,34 @@ def test_an_unknown_command_is_one_line(monkeypatch, capsys):
 def test_help_is_no_error(monkeypatch, capsys):
     assert run(monkeypatch, "paper", "--help") == 0
     assert "--claims" in capsys.readouterr().out
+
+
+def test_help_does_not_wait_for_torch():
+    shows = "from manyclass.cli import app; app(['--help'], standalone_mode=False)"
+    code = f"{shows}; import sys; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "predict   The most probable classes" in done.stdout
+    assert done.stdout.endswith("False\n")
+
+
+def test_every_command_is_listed_and_says_what_it_does(monkeypatch, capsys):
+    for name, about in COMMANDS.items():
+        assert run(monkeypatch, name, "--help") == 0
+        assert f"{name} [OPTIONS]" in capsys.readouterr().out
+        assert about.endswith(".")
+
+
+def test_ctrl_c_waits_for_an_import(monkeypatch, capsys):
+    load, loaded = importlib.import_module, []
+
+    def pressed(name):
+        signal.raise_signal(signal.SIGINT)
+        loaded.append(load(name))
+        return loaded[-1]
+
+    monkeypatch.setattr(importlib, "import_module", pressed)
+    assert run(monkeypatch, "info", "none") == 2
+    # After what a terminal shows of Ctrl-C.
+    assert capsys.readouterr().err == "\nmanyclass: interrupted\n"
+    assert loaded
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

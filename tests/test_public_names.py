@@ -1,7 +1,10 @@
 """Every public class is in a table that all tests of its kind run over."""
 
+import ast
+import importlib
 import inspect
 
+import pytest
 import torch
 
 import manyclass
@@ -13,7 +16,7 @@ from tests.optim.tables import OPTIMISERS
 def public_classes(module):
     return {
         name
-        for name, value in vars(module).items()
+        for name, value in ((name, getattr(module, name)) for name in dir(module))
         if inspect.isclass(value) and not name.startswith("_") and not getattr(value, "_is_protocol", False)
     }
 
@@ -42,9 +45,24 @@ def test_the_public_names_are_these():
         "ClassHead",
         "Diagnosis",
         "HierarchicalHead",
+        "ManyClassClassifier",
         "ScorerHead",
     }
     assert callable(manyclass.diagnose)
+
+
+def test_what_type_checkers_see_is_what_is_there():
+    tree = ast.parse(inspect.getsource(manyclass))
+    (block,) = (node for node in tree.body if isinstance(node, ast.If))
+    seen = {alias.name: node.module for node in block.body for alias in node.names}
+    for name, module in seen.items():
+        found = getattr(importlib.import_module(module), name)
+        assert getattr(manyclass, name) is found
+    assert {name for name in seen if name not in manyclass._ROOMS} == set(manyclass._HOMES)
+    for room in manyclass._ROOMS:
+        assert getattr(manyclass, room).__name__ == f"manyclass.{room}"
+    with pytest.raises(AttributeError, match="has no attribute 'magic'"):
+        _ = manyclass.magic
 
 
 def test_every_public_class_says_what_it_is():

@@ -90,11 +90,11 @@ def started(*arguments: object, ready: bool = False) -> subprocess.Popen[str]:
 
     Args:
         arguments: of the command.
-        ready: whether it says so, in its first line, when all is imported: what comes before is Python's alone.
+        ready: whether it says so, in its first line, when all is imported: Ctrl-C before has nothing to go on from.
     """
     command = ["-m", "manyclass"]
     if ready:
-        command = ["-c", "from manyclass.cli import main; print('ready'); main()"]
+        command = ["-c", "from manyclass.cli import main; import manyclass.cli.fit; print('ready'); main()"]
     return subprocess.Popen(
         [sys.executable, *command, *map(str, arguments)],
         cwd=ROOT,

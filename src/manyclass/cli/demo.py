@@ -8,7 +8,7 @@ from manyclass.cli.options import as_user_error, check_device
 from manyclass.errors import UserError
 
 
-@click.command(short_help="Train on the Python source of this machine, sampled and exact.")
+@click.command()
 @click.option(
     "--out", type=click.Path(path_type=Path), default="demo-report", show_default=True, help="Folder for all of it."
 )

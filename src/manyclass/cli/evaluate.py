@@ -4,17 +4,16 @@ from pathlib import Path
 
 import click
 
-from manyclass.cli.options import check_device, path_argument, source_options
+from manyclass.cli.options import check_device, path_argument, source_options, which_option
 from manyclass.cli.tables import print_measured
+from manyclass.errors import UserError
 
 
-@click.command(short_help="Measure a model on a file it was not trained on.")
+@click.command()
 @click.argument("model", type=path_argument())
 @click.argument("data", type=path_argument())
 @source_options(training=False)
-@click.option(
-    "--which", type=click.Choice(["best", "newest", "previous"]), help="Of the models in MODEL; default: best."
-)
+@which_option()
 @click.option(
     "--json", "json_file", type=click.Path(path_type=Path), metavar="FILE", help="Write the numbers here too."
 )
@@ -39,6 +38,8 @@ def evaluate(
     from manyclass.storage import write_json
 
     check_device(device)
+    if json_file is not None and not json_file.absolute().parent.is_dir():
+        raise UserError(f"`--json` must be a file in a folder that is there, got {json_file}")
     opened = tasks.open_model(model, which=which, device=device)
     source = tasks.Source(data, format=format, label=label, labels=labels)
     tasks.check_source(opened.plan.kind, source)

@@ -66,7 +66,7 @@ class _Fit(SectionedCommand):
     }
 
 
-@click.command(cls=_Fit, short_help="Train a model of a file, and keep it in a folder.")
+@click.command(cls=_Fit)
 @click.argument("data", type=path_argument(), required=False)
 @click.option("--out", type=click.Path(path_type=Path), required=True, metavar="MODEL", help="Folder for all of it.")
 @source_options(training=True)

@@ -7,18 +7,19 @@ from pathlib import Path
 import click
 from rich.table import Table
 
-from manyclass.cli.options import path_argument
+from manyclass.cli.options import path_argument, which_option
 from manyclass.cli.tables import console
 from manyclass.errors import UserError
 
 
-@click.command(short_help="What a model is, and what is in its folder.")
+@click.command()
 @click.argument("model", type=path_argument())
-def info(model: Path) -> None:
+@which_option()
+def info(model: Path, which: str | None) -> None:
     """What a MODEL is: its data, classes and settings, and the checkpoints in its folder."""
     from manyclass import tasks
 
-    opened = tasks.open_model(model)
+    opened = tasks.open_model(model, which=which)
     plan = opened.plan
     number = sum(parameter.numel() for parameter in opened.parameters())
     table = Table(show_header=False)

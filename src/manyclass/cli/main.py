@@ -2,6 +2,7 @@
 
 import atexit
 import functools
+import importlib
 import os
 import signal
 import sys
@@ -15,21 +16,39 @@ from typing import Any
 import click
 
 from manyclass import __version__
-from manyclass.cli.demo import demo
-from manyclass.cli.evaluate import evaluate
-from manyclass.cli.fit import fit
-from manyclass.cli.info import info
-from manyclass.cli.paper import paper
-from manyclass.cli.predict import predict
-from manyclass.cli.study import study
 from manyclass.errors import Notice, UserError
 
+_NOT_OURS = (signal.SIG_IGN, None)
 
-class _InOrder(click.Group):
-    """Lists commands in the order that a newcomer meets them."""
+# In the order that a newcomer meets them. Each is the function of its name in the module of its name, which is imported
+# when it is called: torch takes a second or two.
+COMMANDS = {
+    "demo": "Train on the Python source of this machine, sampled and exact.",
+    "fit": "Train a model of a file, and keep it in a folder.",
+    "evaluate": "Measure a model on a file it was not trained on.",
+    "predict": "The most probable classes of each example of a file.",
+    "info": "What a model is, and what is in its folder.",
+    "study": "Compare sampling designs on a text.",
+    "paper": "Reproduce the paper, each claim beside its evidence.",
+}
+
+
+class _Commands(click.Group):
+    """Imports a command when it is called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(self.commands)
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name not in COMMANDS:
+            return None
+        with _uninterrupted():
+            found: click.Command = getattr(importlib.import_module(f"manyclass.cli.{name}"), name)
+        return found
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -40,14 +59,26 @@ class _InOrder(click.Group):
             return 0
 
 
-@click.group(cls=_InOrder, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(__version__, message="%(prog)s %(version)s")
 def app() -> None:
     """Probabilistic classifiers over very many classes: train, evaluate, predict, and see what sampling costs."""
 
 
-for command in (demo, fit, evaluate, predict, info, study, paper):
-    app.add_command(command)
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Ctrl-C waits: half an import is an error of the library's own."""
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) in _NOT_OURS:
+        yield
+        return
+    pressed: list[bool] = []
+    before = signal.signal(signal.SIGINT, lambda *_: pressed.append(True))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if pressed:
+        raise KeyboardInterrupt
 
 
 @functools.cache

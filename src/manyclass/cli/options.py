@@ -36,6 +36,12 @@ def path_argument() -> click.Path:
     return click.Path(path_type=Path)
 
 
+def which_option() -> Callable[[F], F]:
+    """Which of the models in a folder."""
+    names = click.Choice(["best", "newest", "previous"])
+    return click.option("--which", type=names, help="Of the models in MODEL; default: best.")
+
+
 def source_options(*, training: bool) -> Callable[[F], F]:
     """How to read data. When a model is there it knows its kind, and how text falls into tokens."""
     options = [

@@ -14,7 +14,7 @@ from manyclass.errors import UserError
 from manyclass.lab.experiment import Claim
 
 
-@click.command(short_help="Reproduce the paper, each claim beside its evidence.")
+@click.command()
 @click.option(
     "--out", type=click.Path(path_type=Path), default="paper-report", show_default=True, help="Folder for the report."
 )

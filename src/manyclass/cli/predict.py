@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TextIO
 
 import click
 
-from manyclass.cli.options import as_user_error, check_device, path_argument, source_options
+from manyclass.cli.options import as_user_error, check_device, path_argument, source_options, which_option
 from manyclass.data.files import STANDARD_INPUT
 from manyclass.errors import UserError
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _SPACES = str.maketrans("\t\r\n", "   ")
 
 
-@click.command(short_help="The most probable classes of each example of a file.")
+@click.command()
 @click.argument("model", type=path_argument())
 @click.argument("data", type=path_argument())
 @source_options(training=False)
@@ -47,9 +47,7 @@ _SPACES = str.maketrans("\t\r\n", "   ")
 )
 @click.option("--json", "as_json", is_flag=True, help="A JSON object a line, instead of columns with TABs between.")
 @click.option("--out", type=click.Path(path_type=Path), metavar="FILE", help="Where to; default: the standard output.")
-@click.option(
-    "--which", type=click.Choice(["best", "newest", "previous"]), help="Of the models in MODEL; default: best."
-)
+@which_option()
 @click.option("--device", default="cpu", show_default=True, help="cpu or cuda.")
 def predict(
     model: Path,

@@ -11,7 +11,7 @@ from manyclass.cli.progress import progress
 from manyclass.errors import UserError
 
 
-@click.command(short_help="Compare sampling designs on a text.")
+@click.command()
 @click.option(
     "--data",
     type=click.Path(path_type=Path),

@@ -242,7 +242,7 @@ def _report(
     )
     return Report(
         "The next token of Python source",
-        " ".join(f"{line[0].upper()}{line[1:]}." for line in task.about),
+        f"{'; '.join(task.about)}.",
         [
             Section("Sampled and exact, for as long", [verdict, curves]),
             Section(

@@ -36,9 +36,7 @@ def report_of(model: Model, history: History, measured: Measured, about: Sequenc
         f"Settings: {chosen}.",
         "Beside this page lie log.csv, best.safetensors (the model), and each figure as PNG and SVG.",
     ]
-    return Report(
-        f"A model of {model.plan.kind}", " ".join(f"{line[0].upper()}{line[1:]}." for line in about), sections, notes
-    )
+    return Report(f"A model of {model.plan.kind}", f"{'; '.join(about)}.", sections, notes)
 
 
 def _outcome(model: Model, history: History, measured: Measured) -> Table:
