@@ -13,6 +13,7 @@ from manyclass.tasks.kinds import KINDS
 from manyclass.tasks.model import Model
 from manyclass.tasks.task import Source
 from manyclass.training.batch import moved
+from manyclass.training.evaluate import evaluating
 
 _AT_ONCE = 256
 _TUNED = 512  # examples that an index is tuned on
@@ -63,12 +64,12 @@ def open_index(model: Model, source: Source, folder: Path, *, k: int, recall: fl
                 return index, False
         except (UserError, ValueError, KeyError, TypeError, AttributeError):
             pass  # of another model, or damaged: another is made
-    model.eval()
     rows = []
-    for questions in KINDS[model.plan.kind].questions(model, source, size=_AT_ONCE, seen=False):
-        rows.append(model.encoder(moved(questions.inputs, model.device)))
-        if sum(map(len, rows)) >= _TUNED:
-            break
+    with evaluating(model):
+        for questions in KINDS[model.plan.kind].questions(model, source, size=_AT_ONCE, seen=False):
+            rows.append(model.encoder(moved(questions.inputs, model.device)))
+            if sum(map(len, rows)) >= _TUNED:
+                break
     if sum(map(len, rows)) < 2:
         raise UserError(f"`data` must hold at least 2 examples to tune an index on, got {source.data}")
     index = Index.build(model.head, torch.cat(rows), k=number, recall=recall)
@@ -105,29 +106,29 @@ def predict(
     number = min(number, len(model.names))
     kind = KINDS[model.plan.kind]
     seen = kind.seen if seen is None else seen
-    model.eval()
-    for questions in kind.questions(model, source, size=_AT_ONCE, seen=not seen):
-        hidden = model.encoder(moved(questions.inputs, model.device))
-        exclude = None if seen else moved(questions.seen, model.device)
-        found = top(
-            model.head,
-            hidden,
-            number,
-            index=index,
-            exclude=exclude,
-            probabilities=probabilities,
-            draws=draws,
-            generator=generator,
-        )
-        ids = found.ids.tolist()
-        chances = None if found.log_prob is None else found.log_prob.exp().tolist()
-        errors = None if found.error is None else found.error.tolist()
-        for i, shown in enumerate(questions.shown):
-            # Fewer are left where many are excluded.
-            kept = [j for j, c in enumerate(ids[i]) if c >= 0]
-            yield Answer(
-                shown,
-                tuple(model.names[ids[i][j]] for j in kept),
-                None if chances is None else tuple(chances[i][j] for j in kept),
-                None if errors is None else errors[i],
+    with evaluating(model):
+        for questions in kind.questions(model, source, size=_AT_ONCE, seen=not seen):
+            hidden = model.encoder(moved(questions.inputs, model.device))
+            exclude = None if seen else moved(questions.seen, model.device)
+            found = top(
+                model.head,
+                hidden,
+                number,
+                index=index,
+                exclude=exclude,
+                probabilities=probabilities,
+                draws=draws,
+                generator=generator,
             )
+            ids = found.ids.tolist()
+            chances = None if found.log_prob is None else found.log_prob.exp().tolist()
+            errors = None if found.error is None else found.error.tolist()
+            for i, shown in enumerate(questions.shown):
+                # Fewer are left where many are excluded.
+                kept = [j for j, c in enumerate(ids[i]) if c >= 0]
+                yield Answer(
+                    shown,
+                    tuple(model.names[ids[i][j]] for j in kept),
+                    None if chances is None else tuple(chances[i][j] for j in kept),
+                    None if errors is None else errors[i],
+                )
