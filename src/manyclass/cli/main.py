@@ -66,8 +66,8 @@ def app() -> None:
 
 
 @contextmanager
-def _uninterrupted() -> Iterator[None]:
-    """Ctrl-C waits: half an import is an error of the library's own."""
+def _uninterrupted(*, forget: bool = False) -> Iterator[None]:
+    """Ctrl-C waits, or is forgotten: half an import is an error of the library's own, and half an answer none."""
     if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) in _NOT_OURS:
         yield
         return
@@ -77,7 +77,7 @@ def _uninterrupted() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
-    if pressed:
+    if pressed and not forget:
         raise KeyboardInterrupt
 
 
@@ -125,15 +125,24 @@ def main() -> None:
     """Run the command line: what a user can mend is one line, and exit code 2; a bug keeps its traceback."""
     _end_quietly()
     try:
+        code, message = _called()
+    except KeyboardInterrupt:
+        # Pressed once more while it was answered.
+        code, message = 2, "interrupted"
+    with _uninterrupted(forget=True):
+        if message:
+            print("manyclass: " + textwrap.shorten(message, 500), file=sys.stderr)
+        raise SystemExit(code)
+
+
+def _called() -> tuple[int, str]:
+    """The exit code of the command that was given, and what to say at the end."""
+    try:
         with _warnings_in_a_line(), _ended_as_interrupted():
-            code = app(standalone_mode=False)
+            return app(standalone_mode=False) or 0, ""
     except UserError as error:
-        message = str(error)
+        return 2, str(error)
     except click.ClickException as error:
-        message = error.format_message()
+        return 2, error.format_message()
     except (click.Abort, KeyboardInterrupt):
-        message = "interrupted"
-    else:
-        raise SystemExit(code or 0)
-    print("manyclass: " + textwrap.shorten(message, 500), file=sys.stderr)
-    raise SystemExit(2)
+        return 2, "interrupted"
