@@ -30,9 +30,9 @@ def evaluate(
 ) -> None:
     """Measure a MODEL on DATA: exact likelihood and ranks over all classes, also by how frequent classes are.
 
-    Of sequences the last item of each user is predicted, among all items, also those that the user has (as `predict
-    --seen` does); of triples those of a file, or of a folder's test, with all
-    other true answers left out of the ranks: those of DATA and those that the model was made from.
+    Of sequences the last item of each user is predicted, among all items, also those that the user has, as by
+    predict --seen. Of triples those of a file are, or of a folder's test, with all other true answers left out of the
+    ranks: those of DATA and those that the model was made from.
     """
     from manyclass import tasks
     from manyclass.storage import write_json

@@ -69,6 +69,22 @@ class Names:
         """The ids [L] of labels, int64; those that are new get the next ones."""
         return np.fromiter(map(self.add, labels), dtype=np.int64)
 
+    def ranked(self, count: "np.ndarray[Any, Any]") -> tuple["Names", "np.ndarray[Any, Any]"]:
+        """The same names from frequent to rare, by counts [C], and the new id [C] of each, int64.
+
+        By name where they are as frequent, so that ids follow from the data alone and not from its order.
+
+        Example:
+            >>> names, rank = Names(["b", "c", "a"]).ranked(np.array([1, 5, 1]))
+            >>> list(names), rank.tolist()
+            (['c', 'a', 'b'], [2, 0, 1])
+        """
+        often = count.tolist()
+        order = sorted(range(len(self)), key=lambda i: (-often[i], self._names[i]))
+        rank = np.empty(len(self), dtype=np.int64)
+        rank[order] = np.arange(len(self))
+        return Names(self._names[i] for i in order), rank
+
     def find(self, labels: Iterable[str]) -> "np.ndarray[Any, Any]":
         """The ids [L] of labels, int64; -1 for those that have none."""
         return np.array([self._ids.get(label, -1) for label in labels], dtype=np.int64)

@@ -236,12 +236,8 @@ def read_sequences(
         raise UserError(f"`{name}` must have at least two items, got only {shown(items[0])} in {path}")
     owner, item = (np.frombuffer(ids, dtype=np.int64) for ids in (user_of, item_of))
     if item_names is None:
-        count = np.bincount(item)
-        # By name where they are as frequent: ids then follow from the data alone.
-        order = sorted(range(len(items)), key=lambda i: (-count[i], items[i]))
-        rank = np.empty(len(items), dtype=np.int64)
-        rank[order] = np.arange(len(items))
-        items, item = Names(items[i] for i in order), rank[item]
+        items, rank = items.ranked(np.bincount(item, minlength=len(items)))
+        item = rank[item]
     sequence = item[np.argsort(owner, kind="stable")]
     starts = np.concatenate([[0], np.cumsum(np.bincount(owner, minlength=len(users)))])
     ends = torch.zeros(len(users), dtype=torch.bool)

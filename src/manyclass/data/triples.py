@@ -171,13 +171,13 @@ def read_triples(
     if not len(parts["train"]):
         raise UserError(f"`{name}` must hold a triple to train on, got none in {train}")
     everything = np.concatenate(list(parts.values()))
-    entity, entity_names = _by_frequency(everything[:, [0, 2]], entities)
-    relation, relation_names = _by_frequency(everything[:, 1], relations)
+    entities, entity = entities.ranked(np.bincount(everything[:, [0, 2]].ravel(), minlength=len(entities)))
+    relations, relation = relations.ranked(np.bincount(everything[:, 1], minlength=len(relations)))
     ranked = {
         split: torch.from_numpy(np.stack([entity[part[:, 0]], relation[part[:, 1]], entity[part[:, 2]]], 1))
         for split, part in parts.items()
     }
-    return Triples(**ranked, entities=entity_names, relations=relation_names)
+    return Triples(**ranked, entities=tuple(entities), relations=tuple(relations))
 
 
 def _read(path: Path, entities: Names, relations: Names, name: str, watch: Watch | None) -> Array:
@@ -192,15 +192,3 @@ def _read(path: Path, entities: Names, relations: Names, name: str, watch: Watch
             raise UserError(f"`{name}` must hold {wanted}, got {shown(line)} in line {number} of {path}")
         ids.extend((entities.add(fields[0]), relations.add(fields[1]), entities.add(fields[2])))
     return np.array(ids, dtype=np.int64).reshape(-1, 3)
-
-
-def _by_frequency(ids: Array, names: Names) -> tuple[Array, tuple[str, ...]]:
-    """New ids for those there are, from frequent to rare, and their names.
-
-    By name where they are as frequent, so that they follow from the data alone.
-    """
-    count = np.bincount(ids.ravel(), minlength=len(names)).tolist()
-    order = sorted(range(len(names)), key=lambda i: (-count[i], names[i]))
-    rank = np.empty(len(names), dtype=np.int64)
-    rank[order] = np.arange(len(names))
-    return rank, tuple(names[i] for i in order)
