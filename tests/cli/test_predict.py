@@ -4,6 +4,7 @@ import io
 import json
 import math
 import shutil
+import signal
 import subprocess
 import sys
 
@@ -255,6 +256,24 @@ def test_one_question_is_too_few_to_tune_an_index_on(copied, tmp_path, capsys):
     assert run("predict", out, asked, "--index") == 2
     error = capsys.readouterr().err
     assert error == f"manyclass: `data` must hold at least 2 examples to tune an index on, got {asked}\n"
+
+
+@pytest.mark.parametrize("ignored", [False, True])
+def test_who_waits_for_lines_can_be_ended(trained, ignored):
+    """In the background of a script Ctrl-C is ignored; that must not keep a scheduler from ending it."""
+    _, out, _ = trained("text")
+    handler = signal.SIG_IGN if ignored else signal.SIG_DFL
+    command = [sys.executable, "-m", "manyclass", "predict", str(out), "-"]
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    with subprocess.Popen(
+        command, **pipes, text=True, preexec_fn=lambda: signal.signal(signal.SIGINT, handler)
+    ) as process:
+        process.stdin.write("w00\n")
+        process.stdin.flush()
+        assert process.stdout.readline()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 2
+        assert process.stderr.read().strip() == "manyclass: interrupted"
 
 
 def test_a_reader_that_has_enough_ends_it_quietly(trained, tmp_path):

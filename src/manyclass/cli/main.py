@@ -1,13 +1,9 @@
 """All commands, and what becomes of errors."""
 
-import atexit
-import functools
 import importlib
 import os
-import signal
 import sys
 import textwrap
-import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,9 +12,8 @@ from typing import Any
 import click
 
 from manyclass import __version__
+from manyclass.cli.interrupts import end_quietly, terminated_as_interrupted, uninterrupted
 from manyclass.errors import Notice, UserError
-
-_NOT_OURS = (signal.SIG_IGN, None)
 
 # In the order that a newcomer meets them. Each is the function of its name in the module of its name, which is imported
 # when it is called: torch takes a second or two.
@@ -42,7 +37,7 @@ class _Commands(click.Group):
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         if name not in COMMANDS:
             return None
-        with _uninterrupted():
+        with uninterrupted():
             found: click.Command = getattr(importlib.import_module(f"manyclass.cli.{name}"), name)
         return found
 
@@ -66,30 +61,6 @@ def app() -> None:
 
 
 @contextmanager
-def _uninterrupted(*, forget: bool = False) -> Iterator[None]:
-    """Ctrl-C waits, or is forgotten: half an import is an error of the library's own, and half an answer none."""
-    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) in _NOT_OURS:
-        yield
-        return
-    pressed: list[bool] = []
-    before = signal.signal(signal.SIGINT, lambda *_: pressed.append(True))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-    if pressed and not forget:
-        raise KeyboardInterrupt
-
-
-@functools.cache
-def _end_quietly() -> None:
-    # By then all is done and said, and Python takes its time to end: Ctrl-C would be a traceback. What comes first is
-    # that threads are waited for.
-    first = getattr(threading, "_register_atexit", atexit.register)
-    first(signal.signal, signal.SIGINT, signal.SIG_IGN)
-
-
-@contextmanager
 def _warnings_in_a_line() -> Iterator[None]:
     """Show notices as errors are shown; other warnings are bugs, and keep where they come from."""
     with warnings.catch_warnings():
@@ -108,28 +79,15 @@ def _warnings_in_a_line() -> Iterator[None]:
         yield
 
 
-@contextmanager
-def _ended_as_interrupted() -> Iterator[None]:
-    """A scheduler's or container's wish that this should end does what Ctrl-C does."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
 def main() -> None:
     """Run the command line: what a user can mend is one line, and exit code 2; a bug keeps its traceback."""
-    _end_quietly()
+    end_quietly()
     try:
         code, message = _called()
     except KeyboardInterrupt:
         # Pressed once more while it was answered.
         code, message = 2, "interrupted"
-    with _uninterrupted(forget=True):
+    with uninterrupted(forget=True):
         if message:
             print("manyclass: " + textwrap.shorten(message, 500), file=sys.stderr)
         raise SystemExit(code)
@@ -138,7 +96,7 @@ def main() -> None:
 def _called() -> tuple[int, str]:
     """The exit code of the command that was given, and what to say at the end."""
     try:
-        with _warnings_in_a_line(), _ended_as_interrupted():
+        with _warnings_in_a_line(), terminated_as_interrupted():
             return app(standalone_mode=False) or 0, ""
     except UserError as error:
         return 2, str(error)
