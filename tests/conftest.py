@@ -2,7 +2,7 @@ import signal
 
 import pytest
 
-from manyclass.native import _build
+from manyclass.kernels.cpu import build
 
 
 def pytest_configure():
@@ -14,7 +14,7 @@ def pytest_configure():
 def kernels(request, monkeypatch):
     """Runs a test with the compiled kernels and without them."""
     if request.param == "eager":
-        monkeypatch.setattr(_build, "library", lambda: None)
-    elif _build.library() is None:
+        monkeypatch.setattr(build, "library", lambda: None)
+    elif build.library() is None:
         pytest.skip("no C++ compiler on this machine")
     return request.param

@@ -5,8 +5,9 @@ import torch
 
 from manyclass import Block, Candidates, ClassHead
 from manyclass.heads import _closed_form, linear
-from manyclass.kernels import closed_form_loss, log_sum_exp
-from manyclass.native import _build
+from manyclass.kernels import LinearDraw, closed_form_loss
+from manyclass.kernels.cpu import build
+from manyclass.objectives import LogSumExp
 from manyclass.samplers import WithExplicit
 from tests.tables import OBJECTIVES, SAMPLERS
 
@@ -54,7 +55,7 @@ def counted(monkeypatch):
 
 def takes_closed_form(objective):
     """Those of pairs only where kernels are compiled."""
-    return objective in ("likelihood", "plain importance", "subset softmax") or _build.library() is not None
+    return objective in ("likelihood", "plain importance", "subset softmax") or build.library() is not None
 
 
 @pytest.mark.parametrize("sparse", [False, True])
@@ -194,6 +195,6 @@ def test_an_infinite_score_in_an_empty_slot_is_nobody():
     block = Block(torch.tensor([[1, 2]]), torch.tensor([[0.0, -torch.inf]], dtype=torch.float64))
     candidates = Candidates((block,), target.unsqueeze(1), None, 3)
     weight, bias = torch.zeros(3, D), torch.tensor([0.0, 0.0, torch.inf])
-    options = {"form": log_sum_exp(target=True, kappa=True), "sparse": False, "reference": lambda hidden: hidden.sum(1)}
-    loss = closed_form_loss(torch.zeros(1, D), weight, bias, target, candidates, **options)
+    form, draw = LogSumExp(target=True, kappa=True), LinearDraw(torch.zeros(1, D), weight, bias, target, candidates)
+    loss, _ = closed_form_loss(form, draw)
     assert loss.exp().item() == pytest.approx(2)

@@ -1,15 +1,14 @@
-"""Which losses of a linear head have their gradient in closed form."""
+"""Losses of a linear head whose gradient has a closed form."""
 
-from dataclasses import replace
 from typing import Protocol
 
 from torch import Tensor
 
 from manyclass.candidates import Candidates
+from manyclass.forms import Similarity
 from manyclass.heads._batch import Batch
-from manyclass.heads._sampled import SampledHead, candidate_loss, observer
-from manyclass.kernels import Form, closed_form_loss, has_closed_form, log_sum_exp, pair_sum
-from manyclass.objectives import LogSumExp, Objective
+from manyclass.heads._sampled import SampledHead
+from manyclass.kernels import LinearDraw, closed_form_loss, has_closed_form
 
 
 class LinearHead(SampledHead, Protocol):
@@ -25,45 +24,21 @@ class LinearHead(SampledHead, Protocol):
     def similarity(self) -> str: ...
 
     @property
+    def scale(self) -> float: ...
+
+    @property
     def update(self) -> str: ...
 
     @property
     def sparse(self) -> bool: ...
 
 
-def closed_form(head: LinearHead, batch: Batch, candidates: Candidates) -> Tensor | None:
-    """Losses [B] over these candidates; None where only autograd can."""
-    form = _form_of(head.objective, head.num_classes)
-    plain = head.similarity == "dot" and head.update == "scored"
-    if form is None or not plain or not has_closed_form(batch.hidden, head.weight, head.bias, candidates):
+def closed_form(head: LinearHead, batch: Batch, candidates: Candidates) -> tuple[Tensor, Tensor] | None:
+    """Return losses [B] and ∂loss/∂s [B, K] over these candidates; None if only autograd can compute them."""
+    form = head.objective.form
+    # The log z of a normalised objective, fixed or learned, is not in its form.
+    if form is None or head.objective.normalised or head.update != "scored":
         return None
-    return closed_form_loss(
-        batch.hidden,
-        head.weight,
-        head.bias,
-        batch.target,
-        candidates,
-        form=form,
-        sparse=head.sparse,
-        reference=lambda hidden: candidate_loss(head, replace(batch, hidden=hidden), candidates),
-        observe=observer(head, candidates),
-    )
-
-
-def _form_of(objective: Objective, num_classes: int) -> Form | None:
-    """How a kernel computes the objective; None where only autograd can."""
-    form = objective.form
-    # With a log z of its own, fixed or learned, an objective is more than its form.
-    if form is None or objective.normalised:
-        return None
-    if isinstance(form, LogSumExp):
-        return log_sum_exp(target=form.target, kappa=form.kappa)
-    if form.kappa or not form.needs_candidates:
-        return None
-    return pair_sum(
-        activation=form.activation,
-        margin=form.margin_of(num_classes),
-        paired=form.paired,
-        positive=form.positive,
-        mean=form.mean,
-    )
+    similarity = Similarity(head.similarity, head.scale)
+    draw = LinearDraw(batch.hidden, head.weight, head.bias, batch.target, candidates, similarity, head.sparse)
+    return closed_form_loss(form, draw) if has_closed_form(form, draw) else None

@@ -56,21 +56,24 @@ def sampled_loss(
     batch: Batch,
     generator: torch.Generator | None,
     *,
-    closed_form: Callable[[Batch, Candidates], Tensor | None] | None = None,
+    closed_form: Callable[[Batch, Candidates], tuple[Tensor, Tensor] | None] | None = None,
 ) -> Tensor:
     """Losses [B] of the head's objective over one draw of its sampler.
 
     Args:
         head, batch, generator: what is drawn for, and with what.
-        closed_form: a faster way to the same losses, or to None where it does not apply.
+        closed_form: a faster way to the same losses and to ∂loss/∂s [B, K], or to None where it does not apply.
     """
     if batch.log_z is not None and not head.objective.normalised:
         raise ValueError(f"`log_z` must be None for {head.objective!r}, which has no z, got a tensor")
     candidates = draw(head, batch, head.objective, generator)
-    loss = None if closed_form is None else closed_form(batch, candidates)
-    # Where it is NaN, the longer way knows why.
+    loss, score_gradient = (closed_form and closed_form(batch, candidates)) or (None, None)
+    observe = observer(head, candidates)
+    # On NaN, rerun eagerly: that path names the bad input.
     if loss is None or (_check.reads_values(loss) and math.isnan(loss.detach().sum().item())):
-        loss = candidate_loss(head, batch, candidates, observe=observer(head, candidates))
+        loss = candidate_loss(head, batch, candidates, observe=observe)
+    elif observe is not None and score_gradient is not None:
+        observe(score_gradient)
     sampler = head.sampler
     if _trains_log_z(head) and _is_budgeted(sampler) and sampler.due():
         sampler.take_error(error_of_log_z(head, batch, generator))

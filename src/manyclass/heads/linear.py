@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from manyclass import _check
 from manyclass.candidates import Candidates
 from manyclass.counts import ClassCounts
+from manyclass.forms import Similarity
 from manyclass.heads import _exact
 from manyclass.heads._batch import flatten, wide
 from manyclass.heads._closed_form import closed_form
@@ -19,7 +20,7 @@ from manyclass.heads._exact import TopK
 from manyclass.heads._resize import resize_rows, resize_state
 from manyclass.heads._rows import RowLookup, observed
 from manyclass.heads._sampled import approximate_log_likelihood, sampled_loss
-from manyclass.kernels import exclude_hits, linear_scores
+from manyclass.kernels import directions, exclude_hits, linear_scores
 from manyclass.objectives import Likelihood, Objective
 from manyclass.samplers import FollowingSampler, Sampler
 
@@ -368,10 +369,7 @@ class ClassHead(nn.Module):
 
     def _directions(self, x: Tensor, *, scaled: bool = True) -> Tensor:
         """Vectors as the similarity takes them: as they are, or of unit length times the scale."""
-        if self.similarity == "dot":
-            return x
-        unit = F.normalize(wide(x), dim=-1).to(x.dtype)
-        return unit * self.scale if scaled else unit
+        return directions(x, Similarity(self.similarity, self.scale), scaled=scaled)
 
     def _pair(self, hidden: Tensor, rows: Tensor, bias: Tensor | None) -> Tensor:
         """Scores [B] of hidden [B, D] with a row each [B, D]."""

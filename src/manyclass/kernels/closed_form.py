@@ -1,109 +1,71 @@
-"""The loss of a draw that the whole batch shares, with its gradient in closed form.
+"""Loss of a draw that the whole batch shares, with its gradient in closed form.
 
-In both forms of an objective the gradient with regard to the scores, -γ, is known as soon as the loss is: for a
-log-sum-exp it is p̃, less 1 for the target. So a step is its three matrix products and one pass over the scores, where
-autograd would keep and read them again several times. The eager reference is the objective itself, applied to the
-scores of `kernels/eager.py`.
+In both forms the gradient with regard to the scores, -γ, is known as soon as the loss is: for a log-sum-exp it is p̃,
+less 1 for the target. So a step is its three matrix products and one pass over the scores, where autograd would keep
+them and read them again several times. The reference is `eager_loss`, which also serves gradients of gradients.
 """
 
-import functools
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from manyclass import native
-from manyclass.candidates import Candidates
-from manyclass.kernels import fallback
+from manyclass.forms import Form, LogSumExp
+from manyclass.kernels import cpu, fallback
+from manyclass.kernels.draw import GatheredDraw, LinearDraw, PullBack
+from manyclass.kernels.eager import eager_loss
 
 _DTYPES = (torch.float32, torch.float64)
 
-# From inner products [B, K], which become ∂loss/∂s in place, to losses [B] and ∂loss/∂s(target) [B].
-Form = Callable[[Tensor, native.Draw], tuple[Tensor, Tensor]]
-Reference = Callable[[Tensor], Tensor]
-Observe = Callable[[Tensor], None]
 
+def has_closed_form(form: Form, draw: LinearDraw) -> bool:
+    """Return True if `closed_form_loss` can serve: on the CPU, one block that the batch shares, one dtype.
 
-def log_sum_exp(*, target: bool, kappa: bool) -> Form:
-    """-s(target) + log([target] exp s(target) + Σ_j [kappa: κ_j] exp s_j)."""
-    kernel = native.softmax_ if native.runs_on() else fallback.softmax_
-    return functools.partial(kernel, sums_target=target, weighs=kappa)
-
-
-def pair_sum(*, activation: str, margin: float, paired: bool, positive: bool, mean: bool) -> Form | None:
-    """[positive] softplus(-s(target)) + Σ_j φ(s_j - [paired] s(target) + margin), the sum divided by n if `mean`.
-
-    None without compiled kernels: through torch's operators autograd is no slower.
+    It serves dot products and untransformed target scores. A pair sum needs compiled kernels: through torch's
+    operators autograd is as fast.
     """
-    if not native.runs_on():
-        return None
-    hinge = activation == "relu"
-    return functools.partial(native.pair_sum_, margin=margin, paired=paired, positive=positive, mean=mean, hinge=hinge)
-
-
-def has_closed_form(hidden: Tensor, weight: Tensor, bias: Tensor | None, candidates: Candidates) -> bool:
-    """Whether `closed_form_loss` can serve: on the CPU, one block that the batch shares, one dtype."""
-    tables = [weight] if bias is None else [weight, bias]
+    if draw.similarity.kind != "dot" or form.target_transform is not None:
+        return False
+    if not isinstance(form, LogSumExp) and (form.kappa or not form.needs_candidates or not cpu.is_available()):
+        return False
+    blocks, dtype = draw.candidates.blocks, draw.hidden.dtype
+    tables = [draw.weight] if draw.bias is None else [draw.weight, draw.bias]
     return (
-        len(candidates.blocks) == 1
-        and candidates.blocks[0].ids.shape[0] == 1
-        and hidden.dtype in _DTYPES
-        and all(table.dtype == hidden.dtype and table.is_contiguous() for table in tables)
+        len(blocks) == 1
+        and blocks[0].ids.shape[0] == 1
+        and dtype in _DTYPES
+        and all(table.dtype == dtype and table.is_contiguous() for table in tables)
         and not torch.is_autocast_enabled("cpu")
-        and native.is_plain(hidden, *tables)
+        and cpu.is_plain(draw.hidden, *tables)
     )
 
 
-def closed_form_loss(
-    hidden: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    target: Tensor,
-    candidates: Candidates,
-    *,
-    form: Form,
-    sparse: bool,
-    reference: Reference,
-    observe: Observe | None = None,
-) -> Tensor:
-    """Losses [B] of the form.
+def closed_form_loss(form: Form, draw: LinearDraw) -> tuple[Tensor, Tensor]:
+    """Compute the losses of a form and their gradient with regard to the scores of the slots.
 
     Args:
-        hidden: [B, D].
-        weight, bias: the table [C, D], and [C] or None.
-        target: int64 [B].
-        candidates: one block that the whole batch shares.
-        form: `log_sum_exp(…)` or `pair_sum(…)`.
-        sparse: whether the gradients of weight and bias are row-sparse.
-        reference: the same losses of hidden, eagerly, by autograd; for gradients of gradients.
-        observe: is told of ∂loss/∂s [B, K], and must not keep it.
+        form: the loss.
+        draw: what it is computed of; `has_closed_form(form, draw)` must hold.
+
+    Returns:
+        The losses [B], and ∂loss/∂s [B, K], which is -γ. The latter is read again in the backward pass: it is not
+        differentiable and must not be changed.
     """
-    loss: Tensor = _Loss.apply(  # type: ignore[no-untyped-call]
-        hidden, weight, bias, target, candidates, form, sparse, reference, observe
-    )
-    return loss
+    loss, score_gradient = _Loss.apply(draw.hidden, draw.weight, draw.bias, draw, form)  # type: ignore[no-untyped-call]
+    return loss, score_gradient
 
 
 class _Loss(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        hidden: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        target: Tensor,
-        candidates: Candidates,
-        form: Form,
-        sparse: bool,
-        reference: Reference,
-        observe: Observe | None,
-    ) -> Tensor:
-        block, batch = candidates.blocks[0], hidden.shape[0]
-        ids = torch.cat([target, block.ids[0]])
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, draw: LinearDraw, form: Form
+    ) -> tuple[Tensor, Tensor]:
+        candidates, batch = draw.candidates, hidden.shape[0]
+        (block,) = candidates.blocks
+        ids = torch.cat([draw.target, block.ids[0]])
         rows = weight.index_select(0, ids)
-        gradient = hidden @ rows[batch:].T
-        draw = native.Draw(
+        score_gradient = hidden @ rows[batch:].T
+        gathered = GatheredDraw(
             hidden.contiguous(),
             rows,
             bias,
@@ -111,55 +73,63 @@ class _Loss(torch.autograd.Function):
             ids[batch:],
             block.log_kappa.contiguous(),
             candidates.excluded.contiguous(),
+            candidates.num_classes,
         )
-        loss, target_gradient = form(gradient, draw)
-        if observe is not None:
-            observe(gradient)
-        ctx.save_for_backward(hidden, weight, bias, ids, rows, gradient, target_gradient)
-        ctx.sparse, ctx.reference = sparse, reference
-        return loss
+        loss, target_gradient = _differentiate_(form, score_gradient, gathered)
+        ctx.mark_non_differentiable(score_gradient)
+        # Else the backward pass would be given zeros [B, K] as the gradient of the second output.
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(hidden, weight, bias, ids, rows, score_gradient, target_gradient)
+        ctx.form, ctx.candidates, ctx.sparse = form, candidates, draw.sparse
+        return loss, score_gradient
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, weight, bias, ids, rows, gradient, target_gradient = ctx.saved_tensors
-        wanted = ctx.needs_input_grad[:3]
+    def backward(ctx: Any, grad: Tensor, _: None) -> tuple[Tensor | None, ...]:
+        hidden, weight, bias, ids, rows, score_gradient, target_gradient = ctx.saved_tensors
+        wanted, batch = ctx.needs_input_grad[:3], hidden.shape[0]
         if torch.is_grad_enabled():
-            return *_differentiable(ctx.reference, grad, (hidden, weight, bias), wanted), *[None] * 6
-        batch, grad, hidden = hidden.shape[0], grad.contiguous(), hidden.contiguous()
-        grad_hidden = gradient @ rows[batch:] if wanted[0] else None
-        values, weighed = (torch.empty_like(rows), torch.empty_like(hidden)) if wanted[1] else (None, None)
-        bias_values = rows.new_empty(rows.shape[0]) if wanted[2] else None
-        pull_back_ = native.pull_back_ if native.runs_on() else fallback.pull_back_
-        pull_back_(
-            gradient,
+            draw = LinearDraw(hidden, weight, bias, ids[:batch], ctx.candidates, sparse=ctx.sparse)
+            return *_differentiable(ctx.form, draw, grad, wanted), None, None
+        hidden = hidden.contiguous()
+        pull_back = PullBack(
+            score_gradient,
             target_gradient,
-            grad,
-            hidden=hidden,
-            target_rows=rows,
-            grad_hidden=grad_hidden,
-            weighed=weighed,
-            values=values,
-            bias_values=bias_values,
+            grad.contiguous(),
+            hidden,
+            rows,
+            grad_hidden=score_gradient @ rows[batch:] if wanted[0] else None,
+            scaled_hidden=torch.empty_like(hidden) if wanted[1] else None,
+            row_values=torch.empty_like(rows) if wanted[1] else None,
+            bias_values=rows.new_empty(rows.shape[0]) if wanted[2] else None,
         )
-        if values is not None and weighed is not None:
-            # The smaller factor is weighed, so that what was saved stays as it is for a second backward.
-            torch.mm(gradient.T, weighed, out=values[batch:])
-        grad_weight = None if values is None else _of_rows(ids, values, weight, ctx.sparse)
-        grad_bias = None if bias_values is None else _of_rows(ids, bias_values, bias, ctx.sparse)
-        return grad_hidden, grad_weight, grad_bias, *[None] * 6
+        (cpu.pull_back_ if cpu.is_available() else fallback.pull_back_)(pull_back)
+        grad_weight = grad_bias = None
+        if pull_back.row_values is not None and pull_back.scaled_hidden is not None:
+            # Scaling the smaller factor leaves the saved tensors unchanged, for a second backward pass.
+            torch.mm(score_gradient.T, pull_back.scaled_hidden, out=pull_back.row_values[batch:])
+            grad_weight = _table_gradient(ids, pull_back.row_values, weight, ctx.sparse)
+        if pull_back.bias_values is not None:
+            grad_bias = _table_gradient(ids, pull_back.bias_values, bias, ctx.sparse)
+        return pull_back.grad_hidden, grad_weight, grad_bias, None, None
 
 
-def _of_rows(ids: Tensor, values: Tensor, table: Tensor, sparse: bool) -> Tensor:
-    """The gradient of a table from those of its rows, which may repeat."""
+def _differentiate_(form: Form, scores: Tensor, draw: GatheredDraw) -> tuple[Tensor, Tensor]:
+    """Turn inner products [B, K] into ∂loss/∂s in place; return losses [B] and ∂loss/∂s(target) [B]."""
+    if isinstance(form, LogSumExp):
+        return (cpu.log_sum_exp_ if cpu.is_available() else fallback.log_sum_exp_)(form, scores, draw)
+    return cpu.pair_sum_(form, scores, draw)
+
+
+def _table_gradient(ids: Tensor, values: Tensor, table: Tensor, sparse: bool) -> Tensor:
+    """Return the gradient of a table from those of its rows, which may repeat."""
     if sparse:
         return torch.sparse_coo_tensor(ids.unsqueeze(0), values, table.shape, check_invariants=False)
     return torch.zeros_like(table).index_add_(0, ids, values)
 
 
-def _differentiable(
-    reference: Reference, grad: Tensor, inputs: tuple[Tensor, Tensor, Tensor | None], wanted: tuple[bool, ...]
-) -> list[Tensor | None]:
-    """The gradients by autograd, which can be differentiated again."""
+def _differentiable(form: Form, draw: LinearDraw, grad: Tensor, wanted: tuple[bool, ...]) -> list[Tensor | None]:
+    """Return the gradients of hidden, weight and bias by autograd, which can be differentiated again."""
+    inputs = (draw.hidden, draw.weight, draw.bias)
     needed = [x for x, want in zip(inputs, wanted, strict=True) if want and x is not None]
-    found = iter(torch.autograd.grad(reference(inputs[0]), needed, grad, create_graph=True))
+    found = iter(torch.autograd.grad(eager_loss(form, draw), needed, grad, create_graph=True))
     return [next(found) if want else None for want in wanted]

@@ -1,25 +1,55 @@
-"""The eager reference: scores of a block of candidates, in any grouping, by one batched product."""
+"""Eager reference: scores of a block of candidates, in any grouping, by one batched product."""
 
 import math
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from manyclass.candidates import Block, Candidates
+from manyclass.forms import Form, Similarity
+from manyclass.kernels.draw import LinearDraw
+
+
+def eager_loss(form: Form, draw: LinearDraw) -> Tensor:
+    """Return the losses [B] of a form by torch's operators, differentiable any number of times."""
+    blocks, similarity = draw.candidates.blocks, draw.similarity
+    ids = torch.cat([draw.target, *(block.ids.reshape(-1) for block in blocks)])
+    sizes = [len(draw.target), *(block.ids.numel() for block in blocks)]
+    rows = directions(F.embedding(ids, draw.weight, sparse=draw.sparse), similarity, scaled=False)
+    target_rows, *block_rows = rows.split(sizes)
+    target_bias, *block_biases = [None] * len(sizes)
+    if draw.bias is not None:
+        target_bias, *block_biases = torch.gather(draw.bias, 0, ids, sparse_grad=draw.sparse).split(sizes)
+    hidden = directions(draw.hidden, similarity)
+    target_score = (hidden * target_rows).sum(-1)
+    if target_bias is not None:
+        target_score = target_score + target_bias
+    scores = [linear_scores(hidden, *part) for part in zip(block_rows, block_biases, blocks, strict=True)]
+    return form.loss(target_score, exclude_hits(scores, draw.candidates), draw.candidates)
+
+
+def directions(x: Tensor, similarity: Similarity, *, scaled: bool = True) -> Tensor:
+    """Return vectors as the similarity takes them: unchanged, or of unit length times the scale."""
+    if similarity.kind == "dot":
+        return x
+    # A norm in half precision would overflow, or be too coarse.
+    unit = F.normalize(x if x.dtype == torch.float64 else x.float(), dim=-1).to(x.dtype)
+    return unit * similarity.scale if scaled else unit
 
 
 def linear_scores(hidden: Tensor, rows: Tensor, bias: Tensor | None, block: Block) -> Tensor:
-    """Inner products of hidden [B, D] with the rows [G·K, D] of a block's classes, plus bias [G·K]: [B, K]."""
+    """Return inner products [B, K] of hidden [B, D] with the rows [G·K, D] of a block's classes, plus bias [G·K]."""
     groups, k = block.ids.shape
     scores = torch.bmm(block.group(hidden), rows.reshape(groups, k, rows.shape[1]).transpose(1, 2))
     if bias is not None:
-        # After the product: under autocast it is half precision, and the bias need not be.
+        # The bias is added after the product, which autocast computes in half precision: the bias need not be.
         scores = scores + bias.reshape(groups, 1, k)
     return block.ungroup(scores, len(hidden))
 
 
 def exclude_hits(scores: list[Tensor], candidates: Candidates) -> Tensor:
-    """The blocks' scores [B, K] side by side, in float32 or better, -inf where an example excludes the class."""
+    """Concatenate the blocks' scores [B, K], in float32 or better, with -inf where an example excludes the class."""
     columns = []
     for score, block in zip(scores, candidates.blocks, strict=True):
         # Half precision would overflow where log κ is added, and its log-sum-exp is too coarse for a loss.

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from manyclass.candidates import Candidates
+from manyclass.forms import weighted
 from manyclass.objectives import PlainImportance
-from manyclass.objectives._objective import weighted
 from manyclass.samplers import Importance
 
 

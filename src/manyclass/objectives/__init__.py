@@ -1,8 +1,8 @@
-"""What is maximised."""
+"""Objectives: losses over the target's score and those of the candidates."""
 
-from manyclass.objectives._objective import LogSumExp as LogSumExp
+from manyclass.forms import LogSumExp as LogSumExp
+from manyclass.forms import PairSum as PairSum
 from manyclass.objectives._objective import Objective as Objective
-from manyclass.objectives._objective import PairSum as PairSum
 from manyclass.objectives.discrimination import BlackOut as BlackOut
 from manyclass.objectives.discrimination import NegativeSampling as NegativeSampling
 from manyclass.objectives.discrimination import NoiseContrastive as NoiseContrastive

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from manyclass import _check
 from manyclass.candidates import Candidates
-from manyclass.objectives._objective import PairSum, pair_sum, target_log_kappa, weighted
+from manyclass.forms import PairSum, target_log_kappa, weighted
 
 
 class NegativeSampling:
@@ -29,7 +29,7 @@ class NegativeSampling:
         self.form = PairSum("softplus", positive=True, mean=mean)
 
     def __call__(self, target_score: Tensor, scores: Tensor, candidates: Candidates) -> Tensor:
-        return pair_sum(self.form, target_score, scores, candidates)
+        return self.form.loss(target_score, scores, candidates)
 
     def __repr__(self) -> str:
         return f"NegativeSampling(mean={self.form.mean})"
@@ -60,7 +60,7 @@ class NoiseContrastive(nn.Module):
 
     def forward(self, target_score: Tensor, scores: Tensor, candidates: Candidates) -> Tensor:
         target_score, scores = target_score - self.log_z, scores - self.log_z
-        return pair_sum(self.form, target_score, scores, candidates)
+        return self.form.loss(target_score, scores, candidates)
 
     def extra_repr(self) -> str:
         learn = isinstance(self.log_z, nn.Parameter)

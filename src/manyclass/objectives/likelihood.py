@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from manyclass.candidates import Candidates
-from manyclass.objectives._objective import LogSumExp, log_sum_exp
+from manyclass.forms import LogSumExp
 
 
 class Likelihood:
@@ -29,7 +29,7 @@ class Likelihood:
     normalised = False
 
     def __call__(self, target_score: Tensor, scores: Tensor, candidates: Candidates) -> Tensor:
-        return log_sum_exp(self.form, target_score, scores, candidates)
+        return self.form.loss(target_score, scores, candidates)
 
     def __repr__(self) -> str:
         return "Likelihood()"
@@ -50,7 +50,7 @@ class PlainImportance:
     normalised = False
 
     def __call__(self, target_score: Tensor, scores: Tensor, candidates: Candidates) -> Tensor:
-        return log_sum_exp(self.form, target_score, scores, candidates)
+        return self.form.loss(target_score, scores, candidates)
 
     def __repr__(self) -> str:
         return "PlainImportance()"
@@ -71,7 +71,7 @@ class SubsetSoftmax:
     normalised = False
 
     def __call__(self, target_score: Tensor, scores: Tensor, candidates: Candidates) -> Tensor:
-        return log_sum_exp(self.form, target_score, scores, candidates)
+        return self.form.loss(target_score, scores, candidates)
 
     def __repr__(self) -> str:
         return "SubsetSoftmax()"

@@ -4,7 +4,7 @@ from torch import Tensor
 
 from manyclass import _check
 from manyclass.candidates import Candidates
-from manyclass.objectives._objective import PairSum, pair_sum
+from manyclass.forms import PairSum
 
 
 class LogisticRanking:
@@ -27,7 +27,7 @@ class LogisticRanking:
         self.form = PairSum("softplus", margin, paired=True, mean=True)
 
     def __call__(self, target_score: Tensor, scores: Tensor, candidates: Candidates) -> Tensor:
-        return pair_sum(self.form, target_score, scores, candidates)
+        return self.form.loss(target_score, scores, candidates)
 
     def __repr__(self) -> str:
         return f"LogisticRanking(margin={self.form.margin})"
@@ -51,7 +51,7 @@ class HingeRanking:
         self.form = PairSum("relu", _check.number("margin", margin), paired=True, mean=True)
 
     def __call__(self, target_score: Tensor, scores: Tensor, candidates: Candidates) -> Tensor:
-        return pair_sum(self.form, target_score, scores, candidates)
+        return self.form.loss(target_score, scores, candidates)
 
     def __repr__(self) -> str:
         return f"HingeRanking(margin={self.form.margin})"

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from manyclass import native
+from manyclass.kernels import cpu
 from manyclass.optim._rows import per_row, wide
 
 
@@ -37,7 +37,7 @@ def scattered(parameter: Tensor, *state: Tensor) -> tuple[Tensor, Tensor] | None
     gradient = _checked(parameter)
     if not gradient.is_sparse or gradient.dtype != parameter.dtype:
         return None
-    if not (native.runs_on(parameter) and native.takes(parameter, *state)):
+    if not (cpu.is_available(parameter) and cpu.has_row_kernel(parameter, *state)):
         return None
     return gradient._indices().contiguous(), gradient._values().contiguous()
 

@@ -8,7 +8,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
-from manyclass import _check, native
+from manyclass import _check
+from manyclass.kernels import cpu
 from manyclass.optim._gradient import scattered, touched
 from manyclass.optim._optimizer import restore, update_all
 from manyclass.optim._rows import per_row, put, resized, take, wide
@@ -70,7 +71,7 @@ class RowAdagrad(Optimizer):
             state["sum"] = torch.full(shape, start, dtype=wide(parameter.dtype), device=parameter.device)
         if as_they_came := scattered(parameter, state["sum"]):
             options = {"lr": group["lr"], "eps": group["eps"], "by_row": state["sum"].dim() < parameter.dim()}
-            native.adagrad_(parameter, state["sum"], *as_they_came, **options)
+            cpu.adagrad_(parameter, state["sum"], *as_they_came, **options)
             return
         ids, gradient = touched(parameter)
         total = take(state["sum"], ids)

@@ -8,7 +8,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
-from manyclass import _check, native
+from manyclass import _check
+from manyclass.kernels import cpu
 from manyclass.optim._gradient import scattered, touched
 from manyclass.optim._optimizer import restore, update_all
 from manyclass.optim._rows import per_row, put, resized, take, wide
@@ -78,7 +79,7 @@ class RowAdam(Optimizer):
             state["steps"] = torch.zeros(parameter.shape[:1], dtype=torch.float32, device=parameter.device)
         if as_they_came := scattered(parameter, state["exp_avg"], state["exp_avg_sq"]):
             moments = (state["exp_avg"], state["exp_avg_sq"], state["steps"])
-            native.adam_(parameter, *moments, *as_they_came, lr=group["lr"], betas=(beta1, beta2), eps=group["eps"])
+            cpu.adam_(parameter, *moments, *as_they_came, lr=group["lr"], betas=(beta1, beta2), eps=group["eps"])
             return
         ids, gradient = touched(parameter)
         steps = take(state["steps"], ids).add_(1)

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from manyclass import native
 from manyclass._derived import follow_loaded_state
+from manyclass.kernels import cpu
 
 _CHUNK = 1 << 24
 _STRETCH = 64
@@ -121,7 +121,7 @@ class MassTable(nn.Module):
         stretches = -(-n // _STRETCH)
         self._scale = stretches / self.total if n else 0.0
         self._widest, self._steps = 0, ()
-        self._searched: native.Table | None = None
+        self._searched: cpu.SearchTable | None = None
         if n == 0:
             return
         # One more, empty, for positions that rounding takes to the end of the line.
@@ -184,16 +184,16 @@ class MassTable(nn.Module):
 
     def locate(self, position: Tensor) -> tuple[Tensor, Tensor]:
         """Ids and masses of the classes that own these positions, float64 of any shape in [0, total]."""
-        if native.runs_on(position):
-            return native.locate(self.searched(), position)
+        if cpu.is_available(position):
+            return cpu.locate(self.searched(), position)
         return self._locate(position)
 
-    def searched(self) -> native.Table:
+    def searched(self) -> cpu.SearchTable:
         """The table as compiled kernels take it; made anew where its tensors were replaced, as by `.to`."""
         if self._searched is None or self._searched.cumulative is not self._cumulative_bits:
             ids = None if self._ranks_are_ids else self._ids
             bits = (self._cumulative_bits, self._intercept_bits, self._slope_bits)
-            self._searched = native.Table(*bits, self._scale, self._widest, self._guide, ids)
+            self._searched = cpu.SearchTable(*bits, self._scale, self._widest, self._guide, ids)
         return self._searched
 
     def _locate(self, position: Tensor) -> tuple[Tensor, Tensor]:

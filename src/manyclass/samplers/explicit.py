@@ -6,8 +6,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from manyclass import _check, native
+from manyclass import _check
 from manyclass.candidates import Block, Candidates, join
+from manyclass.kernels import cpu
 from manyclass.samplers._sampler import FollowingSampler, Sampler, TableSampler, checked_draw
 
 
@@ -108,8 +109,8 @@ class WithExplicit(nn.Module):
 
     def _in_front(self, target: Tensor, drawn: tuple[Block, ...]) -> tuple[Block, ...]:
         """The explicit set, and the drawn blocks without it."""
-        if self._explicit is None and len(drawn) == 1 and drawn[0].ids.shape[0] == 1 and native.runs_on(target):
-            return (Block(*native.put_in_front(target, drawn[0].ids, drawn[0].log_kappa)),)
+        if self._explicit is None and len(drawn) == 1 and drawn[0].ids.shape[0] == 1 and cpu.is_available(target):
+            return (Block(*cpu.put_in_front(target, drawn[0].ids, drawn[0].log_kappa)),)
         block = self._block(target)
         if not self._leaves_out:
             drawn = tuple(_empty_within(part, block.ids[0]) for part in drawn)

@@ -6,10 +6,11 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from manyclass import _check, native
+from manyclass import _check
 from manyclass._derived import follow_loaded_state
 from manyclass.candidates import Block, Candidates, put_in_front
 from manyclass.counts import ClassCounts
+from manyclass.kernels import cpu
 from manyclass.samplers._inclusion import split_certain
 from manyclass.samplers._order import ClassOrder, first_order
 from manyclass.samplers._sampler import Upkeep, check_group_size, checked_draw, num_groups
@@ -122,8 +123,8 @@ class Systematic(nn.Module):
         groups = num_groups(target, self.group_size)
         offsets = self._teeth if self.stratified else 1
         offset = torch.rand(groups, offsets, dtype=torch.float64, device=target.device, generator=generator)
-        if groups == 1 and not self.stratified and native.runs_on(offset):
-            block = Block(*native.comb(self.table.searched(), offset, self._spacing, self._teeth, self._certain))
+        if groups == 1 and not self.stratified and cpu.is_available(offset):
+            block = Block(*cpu.comb(self.table.searched(), offset, self._spacing, self._teeth, self._certain))
             return Candidates((block,), exclude, lambda: self._log_kappa(target), self.num_classes)
         comb = torch.arange(self._teeth, dtype=torch.float64, device=target.device)
         ids, mass = self.table.locate((offset + comb).mul_(self._spacing))

@@ -43,7 +43,7 @@ def library() -> ctypes.CDLL | None:
         return None
 
 
-def runs_on(*tensors: Tensor) -> bool:
+def is_available(*tensors: Tensor) -> bool:
     """Whether compiled kernels can work on these tensors."""
     return is_plain(*tensors) and library() is not None
 
@@ -60,7 +60,7 @@ def is_plain(*tensors: Tensor) -> bool:
     )
 
 
-def function(name: str, *argtypes: type) -> Callable[..., None]:
+def bind(name: str, *argtypes: type) -> Callable[..., None]:
     """A C function of the library that returns nothing."""
     kernels = library()
     assert kernels is not None

@@ -7,7 +7,7 @@ import shutil
 import pytest
 import torch
 
-from manyclass.native import _build
+from manyclass.kernels.cpu import build
 from manyclass.samplers import Importance
 
 COMPILER = next(filter(None, map(shutil.which, ("c++", "g++", "clang++"))), None)
@@ -19,37 +19,37 @@ def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv("MANYCLASS_NATIVE", raising=False)
     monkeypatch.delenv("CXX", raising=False)
-    _build.library.cache_clear()
+    build.library.cache_clear()
     yield tmp_path / "manyclass"
-    _build.library.cache_clear()
+    build.library.cache_clear()
 
 
 @needs_compiler
 def test_a_build_is_kept_and_used_again(cache):
-    assert _build.library() is not None
+    assert build.library() is not None
     (made,) = cache.iterdir()
     before = made.stat().st_mtime_ns
-    _build.library.cache_clear()
-    assert _build.library() is not None
+    build.library.cache_clear()
+    assert build.library() is not None
     assert made.stat().st_mtime_ns == before
 
 
 @needs_compiler
 def test_a_cache_that_cannot_be_written_to_is_no_obstacle(cache):
     cache.write_text("a file where the folder should be")
-    assert _build.library() is not None
+    assert build.library() is not None
 
 
 def test_the_environment_can_say_no(cache, monkeypatch):
     monkeypatch.setenv("MANYCLASS_NATIVE", "0")
-    assert _build.library() is None
-    assert not _build.runs_on(torch.ones(1))
+    assert build.library() is None
+    assert not build.is_available(torch.ones(1))
 
 
 def test_without_a_compiler_draws_are_the_eager_ones(cache, monkeypatch, caplog):
     monkeypatch.setenv("PATH", os.devnull)
     with caplog.at_level(logging.INFO, "manyclass"):
-        assert _build.library() is None
+        assert build.library() is None
     assert "no C++ compiler found" in caplog.text
     assert Importance(torch.ones(9), 3)(torch.tensor([0])).ids().shape == (1, 3)
 
@@ -60,8 +60,8 @@ def test_a_compiler_that_fails_is_reported_once_with_its_words(cache, monkeypatc
     compiler.write_text("#!/bin/sh\n[ $1 = --version ] || { echo 'disk on fire' >&2; exit 1; }\n")
     compiler.chmod(0o755)
     monkeypatch.setenv("CXX", str(compiler))
-    assert _build.library() is None
-    assert _build.library() is None
+    assert build.library() is None
+    assert build.library() is None
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert "disk on fire" in caplog.text
     assert list(cache.iterdir()) == []
@@ -73,8 +73,8 @@ def test_a_compiler_without_openmp_still_builds(cache, monkeypatch, tmp_path):
     compiler.write_text(f'#!/bin/sh\nfor flag; do [ "$flag" = -fopenmp ] && exit 1; done\nexec {COMPILER} "$@"\n')
     compiler.chmod(0o755)
     monkeypatch.setenv("CXX", str(compiler))
-    assert _build.library() is not None
+    assert build.library() is not None
 
 
 def test_what_is_no_plain_memory_stays_eager():
-    assert not _build.runs_on(torch.ones(1, device="meta"))
+    assert not build.is_available(torch.ones(1, device="meta"))

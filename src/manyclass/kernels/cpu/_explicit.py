@@ -1,4 +1,4 @@
-"""Python's side of explicit.cpp."""
+"""ctypes bindings of explicit.cpp."""
 
 import functools
 from collections.abc import Callable
@@ -6,13 +6,13 @@ from ctypes import c_int64, c_void_p
 
 from torch import Tensor
 
-from manyclass.native._build import function
+from manyclass.kernels.cpu.build import bind
 
 
 @functools.cache
 def _put_in_front() -> Callable[..., None]:
     drawn = (c_void_p, c_void_p, c_int64)
-    return function("manyclass_put_in_front", c_void_p, c_int64, *drawn, c_void_p, c_void_p)
+    return bind("manyclass_put_in_front", c_void_p, c_int64, *drawn, c_void_p, c_void_p)
 
 
 def put_in_front(target: Tensor, ids: Tensor, log_kappa: Tensor) -> tuple[Tensor, Tensor]:

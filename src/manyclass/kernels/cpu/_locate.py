@@ -1,4 +1,4 @@
-"""Python's side of locate.cpp."""
+"""ctypes bindings of locate.cpp."""
 
 import functools
 from collections.abc import Callable
@@ -8,13 +8,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from manyclass.native._build import function
+from manyclass.kernels.cpu.build import bind
 
 _TABLE = (c_void_p, c_int64, c_void_p, c_void_p, c_double, c_int64, c_void_p, c_void_p, c_int)
 
 
 @dataclass(frozen=True)
-class Table:
+class SearchTable:
     """What MassTable searches; its floats may be given as their bits."""
 
     cumulative: Tensor
@@ -41,16 +41,16 @@ class Table:
 
 @functools.cache
 def _locate() -> Callable[..., None]:
-    return function("manyclass_locate", *_TABLE, c_void_p, c_int64, c_void_p, c_void_p, c_int)
+    return bind("manyclass_locate", *_TABLE, c_void_p, c_int64, c_void_p, c_void_p, c_int)
 
 
 @functools.cache
 def _comb() -> Callable[..., None]:
     comb = (c_void_p, c_double, c_int64)
-    return function("manyclass_comb", *_TABLE, *comb, c_void_p, c_int64, c_void_p, c_void_p, c_int)
+    return bind("manyclass_comb", *_TABLE, *comb, c_void_p, c_int64, c_void_p, c_void_p, c_int)
 
 
-def locate(table: Table, position: Tensor) -> tuple[Tensor, Tensor]:
+def locate(table: SearchTable, position: Tensor) -> tuple[Tensor, Tensor]:
     """Ids and masses of the classes that own the positions, float64 of any shape."""
     position = position.contiguous()
     ids = torch.empty(position.shape, dtype=torch.int64)
@@ -66,7 +66,7 @@ def locate(table: Table, position: Tensor) -> tuple[Tensor, Tensor]:
     return ids, mass
 
 
-def comb(table: Table, offset: Tensor, spacing: float, teeth: int, certain: Tensor) -> tuple[Tensor, Tensor]:
+def comb(table: SearchTable, offset: Tensor, spacing: float, teeth: int, certain: Tensor) -> tuple[Tensor, Tensor]:
     """Ids and log κ [1, n + teeth]: the certain classes [n], then those under a comb at the offset, float64 [1, 1]."""
     slots = certain.shape[0] + teeth
     ids = torch.empty(1, slots, dtype=torch.int64)

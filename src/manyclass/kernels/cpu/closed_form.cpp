@@ -78,13 +78,13 @@ struct Draw {
 
     Draw(int64_t batch, int64_t k, int64_t dim, const T* hidden, const T* target_rows, const T* bias,
          const int64_t* target, const int64_t* ids, const double* log_kappa, const int64_t* excluded,
-         int64_t num_excluded, bool weighs)
+         int64_t num_excluded, bool kappa)
         : batch(batch), k(k), dim(dim), num_excluded(num_excluded), hidden(hidden), target_rows(target_rows),
           bias(bias), target(target), ids(ids), excluded(excluded), offset(k), slots(ids, num_excluded ? k : 0) {
         for (int64_t j = 0; j < k; ++j) {
             const bool empty = std::isinf(log_kappa[j]) && log_kappa[j] < 0;
             const double own = bias ? static_cast<double>(bias[ids[j]]) : 0.0;
-            offset[j] = empty ? kEmpty<T> : static_cast<T>(own + (weighs ? log_kappa[j] : 0.0));
+            offset[j] = empty ? kEmpty<T> : static_cast<T>(own + (kappa ? log_kappa[j] : 0.0));
         }
     }
 
@@ -120,7 +120,7 @@ struct Draw {
 
 // loss = -s(target) + log([sums_target] exp s(target) + Σ_j exp s_j), κ being in the scores
 template <typename T>
-void softmax(const Draw<T>& draw, T* scores, bool sums_target, T* loss, T* target_gradient, int threads) {
+void log_sum_exp(const Draw<T>& draw, T* scores, bool sums_target, T* loss, T* target_gradient, int threads) {
     const int64_t k = draw.k;
 #pragma omp parallel for num_threads(threads) schedule(static) if (draw.batch * k > kSmall)
     for (int64_t b = 0; b < draw.batch; ++b) {
@@ -264,11 +264,11 @@ void pull_back(const T* gradient, int64_t batch, int64_t k, const T* target_grad
         const int64_t *target, const int64_t *ids, const double *log_kappa, const int64_t *excluded,                   \
         int64_t num_excluded
 #define CLOSED_FORM(SUFFIX, T)                                                                                         \
-    extern "C" void manyclass_softmax_##SUFFIX(T* scores, DRAW(T), int sums_target, int weighs, T* loss,               \
-                                               T* target_gradient, int threads) {                                      \
+    extern "C" void manyclass_log_sum_exp_##SUFFIX(T* scores, DRAW(T), int sums_target, int kappa, T* loss,            \
+                                                   T* target_gradient, int threads) {                                  \
         const Draw<T> draw(batch, k, dim, hidden, target_rows, bias, target, ids, log_kappa, excluded, num_excluded,   \
-                           weighs != 0);                                                                               \
-        softmax(draw, scores, sums_target != 0, loss, target_gradient, threads);                                       \
+                           kappa != 0);                                                                                \
+        log_sum_exp(draw, scores, sums_target != 0, loss, target_gradient, threads);                                   \
     }                                                                                                                  \
     extern "C" void manyclass_pair_sum_##SUFFIX(T* scores, DRAW(T), double margin, int paired, int positive, int mean, \
                                                 int hinge, T* loss, T* target_gradient, int threads) {                 \

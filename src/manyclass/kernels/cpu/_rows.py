@@ -1,4 +1,4 @@
-"""Python's side of rows.cpp."""
+"""ctypes bindings of rows.cpp."""
 
 import functools
 from collections.abc import Callable
@@ -8,24 +8,24 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
-from manyclass.native._build import SUFFIXES, function
+from manyclass.kernels.cpu.build import SUFFIXES, bind
 
 
 @functools.cache
 def _adagrad(dtype: torch.dtype) -> Callable[..., None]:
     gradient = (c_void_p, c_int64, c_void_p, c_int64)
     name = f"manyclass_adagrad_{SUFFIXES[dtype]}"
-    return function(name, c_void_p, c_void_p, *gradient, c_double, c_double, c_int, c_int)
+    return bind(name, c_void_p, c_void_p, *gradient, c_double, c_double, c_int, c_int)
 
 
 @functools.cache
 def _adam(dtype: torch.dtype) -> Callable[..., None]:
     gradient = (c_void_p, c_int64, c_void_p, c_int64)
     name = f"manyclass_adam_{SUFFIXES[dtype]}"
-    return function(name, *[c_void_p] * 4, *gradient, *[c_double] * 4, c_int)
+    return bind(name, *[c_void_p] * 4, *gradient, *[c_double] * 4, c_int)
 
 
-def takes(*tables: Tensor) -> bool:
+def has_row_kernel(*tables: Tensor) -> bool:
     """Whether a row kernel can update these in place: contiguous, of one dtype."""
     dtype = tables[0].dtype
     return dtype in SUFFIXES and all(table.dtype == dtype and table.is_contiguous() for table in tables)
