@@ -31,18 +31,17 @@ import torch
 from torch import Tensor
 
 from manyclass import ClassHead
+from manyclass.lab.study.upkeep import upkeep_jobs
 from manyclass.optim import RowAdagrad
 from manyclass.samplers import (
     Bernoulli,
     Clustered,
-    FollowingSampler,
     Importance,
     InBatch,
     Learned,
     Nearest,
     Sampler,
     Systematic,
-    UpkeptSampler,
 )
 
 ROOT = Path(__file__).resolve().parent
@@ -71,7 +70,7 @@ class Design:
 
     Args:
         build: the sampler.
-        every: the steps between two runs of each part of `sampler.upkeep()`, of the number of classes.
+        every: the steps between two runs of each of its `upkeep_jobs`, of the number of classes.
         tables: of class vectors that it holds for a while.
     """
 
@@ -160,13 +159,11 @@ def builds(num_classes: int, counts: np.ndarray, targets: np.ndarray) -> Callabl
         hidden, target = torch.randn(BATCH, DIM), torch.from_numpy(targets[0])
         yield
         sampler = DESIGNS[os.environ["DESIGN"]].build(torch.from_numpy(counts))
-        if isinstance(sampler, FollowingSampler):
-            sampler.follow(vectors)
+        sampler.attach(vectors)
         sampler(target, hidden=hidden)
-        parts = sampler.upkeep() if isinstance(sampler, UpkeptSampler) else ()
-        for part in itertools.cycle([*parts]):
+        for run, _ in itertools.cycle(upkeep_jobs(sampler)):
             yield
-            part.run()
+            run()
         while True:
             yield
 

@@ -10,14 +10,16 @@ SOURCE = Path(__file__).parents[1] / "src" / "manyclass"
 # Each room with the rooms it may know, and their own: what is not listed here may know nothing.
 MAY_KNOW = {
     "_check": set(),
-    "_derived": set(),
+    "_faiss": set(),
+    "_loaded_state": set(),
+    "kmeans": set(),
     "candidates": set(),
     "forms": {"candidates"},
     "counts": {"_check"},
-    "samplers": {"_check", "_derived", "candidates", "counts", "kernels", "storage"},
+    "samplers": {"_check", "_faiss", "_loaded_state", "candidates", "counts", "kernels", "kmeans", "storage"},
     "objectives": {"_check", "candidates", "forms"},
     "kernels": {"candidates", "forms"},
-    "heads": {"_check", "_derived", "candidates", "forms", "counts", "samplers", "objectives", "kernels"},
+    "heads": {"_check", "_loaded_state", "candidates", "forms", "counts", "samplers", "objectives", "kernels"},
     "optim": {"_check", "kernels"},
     "diagnostics": {"_check", "candidates", "objectives", "heads"},
     "errors": set(),
@@ -25,7 +27,7 @@ MAY_KNOW = {
     "training": {"_check", "candidates", "objectives", "heads", "optim", "diagnostics", "storage", "errors"},
     "by_name": {"_check", "counts", "samplers", "objectives", "heads", "optim"},
     "encoders": {"_check"},
-    "inference": {"_check", "candidates", "samplers", "heads"},
+    "inference": {"_check", "_faiss", "candidates", "heads", "kernels", "kmeans", "samplers"},
     "report": set(),
     "data": {"_check", "errors"},
     "estimator": {

@@ -23,7 +23,7 @@ def public_classes(module):
 
 def test_every_sampler_is_in_the_table():
     made = {type(make(torch.ones(6), 2, None)).__name__ for make in tables.SAMPLERS.values()}
-    assert public_classes(samplers) == made
+    assert public_classes(samplers) - {"Observation"} == made
 
 
 def test_every_objective_is_in_the_table():

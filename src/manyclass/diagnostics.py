@@ -1,4 +1,4 @@
-"""How far an approximation is from the exact gradient, on live data."""
+"""The distance of an approximation from the exact gradient, on live data."""
 
 import math
 from dataclasses import dataclass
@@ -9,33 +9,29 @@ from torch import Tensor
 
 from manyclass import _check
 from manyclass.candidates import Candidates
-from manyclass.heads import _exact
-from manyclass.heads._batch import Batch, flatten
-from manyclass.heads._sampled import SampledHead, draw
+from manyclass.heads import Examples, SampledHead, draw_candidates, exact_log_z, flatten_examples
 from manyclass.objectives import LogSumExp
 
 
-class DiagnosedHead(SampledHead, _exact.ChunkedHead, Protocol):
-    """A head that can also be asked for the truth."""
+class DiagnosedHead(SampledHead, Protocol):
+    """A head that can also compute the gradient of class parameters from given γ."""
 
-    def scores(self, hidden: Tensor, ids: Tensor) -> Tensor: ...
-
-    def log_z(self, hidden: Tensor) -> Tensor: ...
-
-    def class_gradient(self, hidden: Tensor, ids: Tensor, gamma: Tensor) -> Tensor: ...
+    def class_gradient(self, hidden: Tensor, ids: Tensor, gamma: Tensor) -> Tensor:
+        """Return Σ_b γ[b, u] ∂s(u)/∂θ for ids [U] and γ [B, U]."""
+        ...
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What `diagnose` measured, over examples × draws unless said.
+    """The result of `diagnose`, over examples × draws unless said otherwise.
 
     Args:
-        rmse_log_z: root-mean-square of log Z̃ - log Z; None where the objective has no Z̃.
-        bias_log_z: mean of log Z̃ - log Z; None where the objective has no Z̃.
+        rmse_log_z: root-mean-square of log Z̃ - log Z; None if the objective has no Z̃.
+        bias_log_z: mean of log Z̃ - log Z; None if the objective has no Z̃.
         gamma_rmse: root-mean-square length of γ̃ - γ over all classes, those not scored (γ̃ = 0) included.
-        sign_agreement: the share of components of the minibatch gradient, in the rows a draw touches, whose sign is
-            that of the exact one; mean over draws.
-        classes_scored: mean number of slots that count for an example, its target included.
+        sign_agreement: the share of components of the minibatch gradient, in the rows a draw touches, with the same
+            sign as the exact gradient; mean over draws.
+        classes_scored: mean number of non-empty slots of an example, its target included.
         rows_touched: mean number of distinct rows a step scores.
     """
 
@@ -72,15 +68,15 @@ def diagnose(
 ) -> Diagnosis:
     """Compare a head's approximation with the exact likelihood on a batch, or on a probe of a few examples.
 
-    The exact side costs one pass over all classes; each draw costs a step. Nothing is changed: no gradient is left,
-    no parameter moves.
+    The exact side costs one pass over all classes; each draw costs a step. Nothing is changed: neither gradients nor
+    parameters, neither the sampler nor the global RNG state.
 
     Args:
         head: any head with a sampler.
         hidden: [..., D].
-        target: ids [...]; those of -100 are left out.
-        draws: how many draws of the sampler to average over.
-        generator: for the draws.
+        target: ids [...]; examples of target -100 are left out.
+        draws: the number of draws of the sampler to average over.
+        generator: for the draws; None: a separate one, with the same seed in every call.
 
     Example:
         >>> from manyclass import ClassHead
@@ -91,15 +87,17 @@ def diagnose(
         True
     """
     _check.whole("draws", draws, 1)
-    batch = flatten(hidden.detach(), target, head.num_classes).present()
+    batch = flatten_examples(hidden.detach(), target, head.num_classes).present()
+    if generator is None:
+        generator = torch.Generator(hidden.device).manual_seed(0)
     with torch.no_grad():
         log_z = head.log_z(batch.hidden)
         exact_target = (head.scores(batch.hidden, batch.target.unsqueeze(1)).squeeze(1) - log_z).exp()
         # Σ_c γ(c)² over all classes, from Σ_c p(c)²: γ is -p, but 1 - p at the target.
-        squares = (_exact.log_z(head, batch.hidden, power=2.0) - 2 * log_z).exp() + 1 - 2 * exact_target
+        squares = (exact_log_z(head, batch.hidden, power=2.0) - 2 * log_z).exp() + 1 - 2 * exact_target
     error, squared, signs, scored, touched = [], [], [], [], []
     for _ in range(draws):
-        candidates = draw(head, batch, head.objective, generator)
+        candidates = draw_candidates(head, batch, head.objective, generator)
         loss, target_score, gamma_target, gamma_slots = _gamma(head, batch, candidates)
         if isinstance(head.objective.form, LogSumExp):
             error.append(loss + target_score - log_z)
@@ -109,7 +107,7 @@ def diagnose(
         classes = torch.cat([batch.target, ids[present]]).unique()
         touched.append(len(classes))
         own = torch.searchsorted(classes, batch.target).unsqueeze(1)
-        # An empty slot may hold a class that is not among these; its γ is 0, so it may be added to any.
+        # An empty slot may hold a class that is not among these; its γ is 0, so it may be added to any of them.
         place = torch.searchsorted(classes, ids).clamp_(max=len(classes) - 1)
         approximate = torch.zeros(len(ids), len(classes), dtype=gamma_slots.dtype, device=ids.device)
         approximate.scatter_add_(1, place, gamma_slots).scatter_add_(1, own, gamma_target.unsqueeze(1))
@@ -130,8 +128,8 @@ def diagnose(
     )
 
 
-def _gamma(head: DiagnosedHead, batch: Batch, candidates: Candidates) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Losses [B], target scores [B], and γ̃ = -∂loss/∂score of targets [B] and slots [B, ΣK]."""
+def _gamma(head: DiagnosedHead, batch: Examples, candidates: Candidates) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return losses [B], target scores [B], and γ̃ = -∂loss/∂score of targets [B] and slots [B, ΣK]."""
     with torch.no_grad():
         target_score, scores = head.candidate_scores(batch.hidden, batch.target, candidates)
     with torch.enable_grad():

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from manyclass import Block, Candidates, ClassCounts, ClassHead
-from manyclass.heads import _exact
+from manyclass.heads import exact
 from manyclass.objectives import BlackOut, Likelihood, LogisticRanking, NoiseContrastive
 from manyclass.samplers import Bernoulli, Budget, Exhaustive, Importance, Learned, Systematic, WithExplicit
 from tests.tables import OBJECTIVES, SAMPLERS
@@ -71,7 +71,7 @@ def test_the_exact_loss_is_the_same_in_chunks_of_any_size(monkeypatch):
     whole = head.exact_loss(hidden, target)
     expected = gradients(whole, hidden, head)
     for size in (1, 2, 5, 22):
-        monkeypatch.setattr(_exact, "_CHUNK", size * B)
+        monkeypatch.setattr(exact, "MAX_SCORES", size * B)
         chunked = head.exact_loss(hidden, target)
         same(chunked, whole)
         for ours, other in zip(gradients(chunked, hidden, head), expected, strict=True):
@@ -80,7 +80,7 @@ def test_the_exact_loss_is_the_same_in_chunks_of_any_size(monkeypatch):
 
 @pytest.mark.parametrize("chunk", [1 << 24, 3 * B], ids=["whole", "chunks"])
 def test_exact_and_sampled_agree_on_what_is_excluded(monkeypatch, chunk):
-    monkeypatch.setattr(_exact, "_CHUNK", chunk)
+    monkeypatch.setattr(exact, "MAX_SCORES", chunk)
     head = make_head()
     hidden, target = data()
     exclude = torch.stack([(target + 1) % C, (target + 5) % C, torch.full_like(target, -1)], 1)
@@ -245,7 +245,7 @@ def test_groups_may_be_in_any_order():
 
 
 def test_probabilities_and_top_k_are_exact(monkeypatch):
-    monkeypatch.setattr(_exact, "_CHUNK", 5 * B)
+    monkeypatch.setattr(exact, "MAX_SCORES", 5 * B)
     head = make_head()
     hidden, target = data()
     log_p = F.log_softmax(F.linear(hidden, head.weight, head.bias), 1)

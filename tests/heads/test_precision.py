@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from manyclass import Block, Candidates, ClassHead, HierarchicalHead
-from manyclass.samplers import Importance
+from manyclass.samplers import Importance, no_learning, no_schedule, no_vectors
 from tests.tables import OBJECTIVES
 
 C, D, B = 5000, 32, 16
@@ -47,11 +47,18 @@ def test_a_head_of_half_precision_has_float32_losses(half):
 class Rare(nn.Module):
     """Draws one class, which stands for more classes than float16 can count."""
 
-    num_classes, device = C, None
+    num_classes, device, learns = C, None, False
+    attach, advance, observe = no_vectors, no_schedule, no_learning
 
     def draw(self, target, exclude, *, hidden, generator):
         block = Block(torch.tensor([[7]]), torch.tensor([[40.0]], dtype=torch.float64))
         return Candidates((block,), exclude, lambda: torch.full((len(target),), -40.0, dtype=torch.float64), C)
+
+    def refresh(self):
+        pass
+
+    def resize(self, num_classes):
+        pass
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from manyclass import ClassHead, ScorerHead
-from manyclass.heads import _exact
+from manyclass.heads import exact
 from manyclass.samplers import Exhaustive, Importance
 from tests.tables import OBJECTIVES, SAMPLERS
 
@@ -72,7 +72,7 @@ def test_shared_candidates_are_encoded_once():
 
 
 def test_exact_answers(monkeypatch):
-    monkeypatch.setattr(_exact, "_CHUNK", 4 * B)
+    monkeypatch.setattr(exact, "MAX_SCORES", 4 * B)
     head, linear, _ = twins(Exhaustive(C))
     hidden, target = data()
     same = lambda a, b: torch.testing.assert_close(a, b, rtol=0, atol=1e-12)  # noqa: E731

@@ -4,15 +4,15 @@ import pytest
 import torch
 
 from manyclass import ClassHead
-from manyclass.heads import _exact
+from manyclass.heads import exact
 from tests.inference.model import trained
 
 
 @pytest.fixture
 def small_chunks(monkeypatch):
     """So small that a handful of examples is several chunks."""
-    for name, value in (("_CHUNK", 1 << 10), ("_ROWS", 7), ("_FEW", 4)):
-        monkeypatch.setattr(_exact, name, value)
+    for name, value in (("MAX_SCORES", 1 << 10), ("MAX_EXAMPLES", 7), ("MIN_EXAMPLES", 4)):
+        monkeypatch.setattr(exact, name, value)
 
 
 @pytest.mark.usefixtures("small_chunks")
@@ -47,7 +47,7 @@ def test_what_is_held_at_once_is_bounded(rows, monkeypatch):
             yield start, seen
 
     monkeypatch.setattr(ClassHead, "score_chunks", watched)
-    monkeypatch.setattr(_exact, "_CHUNK", 1 << 16)
+    monkeypatch.setattr(exact, "MAX_SCORES", 1 << 16)
     head = ClassHead(32, 4000)
     head.topk(torch.randn(rows, 32), 3)
     with torch.no_grad():

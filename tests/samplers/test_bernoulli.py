@@ -82,7 +82,7 @@ def test_the_number_kept_can_be_changed(make):
         ),
         (
             lambda: Bernoulli.from_probabilities(torch.ones(5)).set_k(3),
-            r"`k` must stay unknown where probabilities were given, got 3",
+            r"`k` must not be set for a sampler built from probabilities, got 3",
         ),
     ],
 )

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from manyclass import ClassCounts, ClassHead, ScorerHead, diagnose
-from manyclass.heads._batch import flatten
-from manyclass.heads._sampled import error_of_log_z
+from manyclass.heads import flatten_examples
+from manyclass.heads.sampled import rmse_log_z
 from manyclass.objectives import LogisticRanking
 from manyclass.samplers import Bernoulli, Budget, Importance, InBatch, Learned, Systematic
 
@@ -44,7 +44,7 @@ def test_a_probe_finds_the_error_without_a_pass_over_the_classes():
     # More than a probe looks at.
     hidden, target = torch.randn(100, D), torch.randint(C, (100,))
     generator = torch.Generator().manual_seed(0)
-    probes = torch.tensor([error_of_log_z(head, flatten(hidden, target, C), generator) for _ in range(60)])
+    probes = torch.tensor([rmse_log_z(head, flatten_examples(hidden, target, C), seed=seed) for seed in range(60)])
     hidden, target = hidden[::2].contiguous(), target[::2].contiguous()
     expected = diagnose(head, hidden, target, draws=60, generator=generator).rmse_log_z
     assert probes.square().mean().sqrt().item() == pytest.approx(expected, rel=0.1)
@@ -53,11 +53,11 @@ def test_a_probe_finds_the_error_without_a_pass_over_the_classes():
 def test_ignored_examples_are_not_probed():
     head, hidden, target = setting(Importance(torch.ones(C), 200))
     hidden[::2], target[::2] = 1e3, -100
-    assert error_of_log_z(head, flatten(hidden, target, C), None) != pytest.approx(float("nan"), nan_ok=True)
-    ignored = flatten(hidden, torch.full_like(target, -100), C)
-    assert error_of_log_z(head, ignored, None) == pytest.approx(float("nan"), nan_ok=True)
+    assert rmse_log_z(head, flatten_examples(hidden, target, C), seed=0) != pytest.approx(float("nan"), nan_ok=True)
+    ignored = flatten_examples(hidden, torch.full_like(target, -100), C)
+    assert rmse_log_z(head, ignored, seed=0) == pytest.approx(float("nan"), nan_ok=True)
     budget = Budget(Importance(torch.ones(C), 200), 0.1)
-    budget.take_error(float("nan"))
+    budget.adjust(float("nan"))
     assert (budget.k, budget.probes) == (200, [])
 
 
@@ -77,28 +77,28 @@ def test_ignored_examples_are_not_probed():
 def test_k_moves_by_the_square_of_the_error_within_bounds(errors, expected):
     budget = Budget(Systematic(torch.ones(2000), 1024), 0.1)
     for error in errors:
-        budget.take_error(error)
+        budget.adjust(error)
     assert budget.k == expected == budget.sampler.k
     assert budget.probes[-1] == (0, errors[-1], expected)
 
 
 def test_an_error_out_of_all_proportion_is_soon_forgotten():
     budget = Budget(Systematic(torch.ones(2000), 512), 0.1)
-    budget.take_error(100.0)
+    budget.adjust(100.0)
     for _ in range(40):
-        budget.take_error(0.1 * (512 / budget.k) ** 0.5)
+        budget.adjust(0.1 * (512 / budget.k) ** 0.5)
     assert budget.k == pytest.approx(512, rel=0.15)
 
 
 def test_bounds_are_kept():
     budget = Budget(Systematic(torch.ones(2000), 500), 0.1, least=300, most=700)
-    budget.take_error(9.0)
+    budget.adjust(9.0)
     assert budget.k == 700
     for _ in range(30):
-        budget.take_error(0.0)
+        budget.adjust(0.0)
     assert budget.k == 300
     few = Budget(Systematic(torch.ones(10), 5), 0.1)
-    few.take_error(0.1)
+    few.adjust(0.1)
     assert few.k == 10
 
 
@@ -120,15 +120,15 @@ def test_probes_come_every_so_many_training_steps():
 def test_only_the_last_probes_are_remembered():
     budget = Budget(Importance(torch.ones(C), 100), 0.1)
     for _ in range(250):
-        budget.take_error(0.1)
+        budget.adjust(0.1)
     assert len(budget.probes) == 100
 
 
 def test_every_change_is_told(caplog):
     budget = Budget(Systematic(torch.ones(2000), 512), 0.1)
     with caplog.at_level(logging.INFO, logger="manyclass"):
-        budget.take_error(0.12)
-        budget.take_error(0.1)
+        budget.adjust(0.12)
+        budget.adjust(0.1)
     assert [record.getMessage() for record in caplog.records] == [
         "k 512 → 736: error of log Z̃ 0.12, wanted 0.1 (step 0)"
     ]
@@ -187,7 +187,7 @@ def test_it_serves_any_head_and_any_number_of_classes():
         (
             lambda: Budget(Bernoulli.from_probabilities(torch.ones(5)), 0.1),
             ValueError,
-            r"`sampler` must have a `k` to change, got one built from probabilities",
+            r"`sampler` must have a `k` to change, got a Bernoulli whose k is fixed",
         ),
         (lambda: Budget(Importance(torch.ones(5), 2), 0.0), ValueError, r"`rmse_log_z` must be finite and above 0"),
         (lambda: Budget(Importance(torch.ones(5), 2), 0.1, least=0), ValueError, r"`least` must be at least 1, got 0"),

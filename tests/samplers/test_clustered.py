@@ -5,8 +5,8 @@ import copy
 import pytest
 import torch
 
-from manyclass import ClassCounts, ClassHead, diagnose
-from manyclass.samplers import Clustered, Importance, _clusters
+from manyclass import ClassCounts, ClassHead, diagnose, kmeans
+from manyclass.samplers import Clustered, Importance
 from manyclass.samplers._clusters import Clusters
 
 C, D = 40, 6
@@ -44,7 +44,7 @@ def check_promise(sampler, hidden, draws=4000):
 def test_the_promise_holds_for_every_grouping(explicit, group_size):
     vectors, weights, hidden = model()
     sampler = Clustered(weights, 12, explicit=explicit, group_size=group_size, clusters=5)
-    sampler.follow(vectors)
+    sampler.attach(vectors)
     check_promise(sampler, hidden)
 
 
@@ -52,7 +52,7 @@ def test_the_promise_holds_when_clusters_are_stale():
     vectors, weights, hidden = model()
     sampler = Clustered(weights, 12, group_size=4, clusters=5, every=10**6)
     vectors = vectors.clone()
-    sampler.follow(vectors)
+    sampler.attach(vectors)
     sampler(torch.arange(9), hidden=hidden)
     vectors.copy_(model(seed=5)[0])
     check_promise(sampler, hidden)
@@ -62,14 +62,14 @@ def test_the_promise_holds_with_clusters_that_are_empty():
     vectors, weights, hidden = model()
     vectors[:] = vectors[0]
     sampler = Clustered(weights, 8, group_size=4, clusters=7)
-    sampler.follow(vectors)
+    sampler.attach(vectors)
     check_promise(sampler, hidden)
 
 
 def test_targets_know_how_often_they_are_drawn():
     vectors, weights, hidden = model()
     sampler = Clustered(weights, 12, explicit=2, group_size=4, clusters=5)
-    sampler.follow(vectors)
+    sampler.attach(vectors)
     target, generator = torch.arange(9), torch.Generator().manual_seed(0)
     count, expected, draws = torch.zeros(9, dtype=torch.float64), None, 4000
     for _ in range(draws):
@@ -109,7 +109,7 @@ def test_a_head_shows_its_vectors_and_trains():
     assert head.exact_loss(hidden, target).item() < 0.2 * before
     # A copy follows its own vectors, and a head that grows follows all of them.
     twin = copy.deepcopy(head)
-    assert twin.sampler._vectors[0] is twin.weight
+    assert twin.sampler.schedule.vectors[0] is twin.weight
     head.resize(C + 7)
     assert head.sampler.num_classes == C + 7
     assert head(hidden, target).isfinite()
@@ -118,7 +118,7 @@ def test_a_head_shows_its_vectors_and_trains():
 def test_state_is_loaded_with_its_clusters():
     vectors, weights, hidden = model()
     one, other = (Clustered(weights, 12, group_size=4, clusters=5, every=10**6) for _ in range(2))
-    one.follow(vectors)
+    one.attach(vectors)
     one(torch.arange(9), hidden=hidden)
     other.load_state_dict(one.state_dict())
     assert torch.equal(other.clusters.centroids, one.clusters.centroids)
@@ -128,7 +128,7 @@ def test_state_is_loaded_with_its_clusters():
 def test_shares_of_a_cluster_sum_to_one_and_every_position_has_its_class():
     vectors, weights, _ = model()
     clusters = Clusters(weights, 5)
-    clusters.learn(vectors, weights)
+    clusters.fit(vectors, weights)
     ids = torch.arange(C)
     label, share = clusters.label(ids), clusters.share(ids)
     totals = torch.zeros(5, dtype=torch.float64).index_add_(0, label, share)
@@ -148,7 +148,7 @@ def test_shares_of_a_cluster_sum_to_one_and_every_position_has_its_class():
         (lambda: Clustered(torch.ones(5), 3, explicit=3), r"`explicit` must be in \[0, 2\], got 3"),
         (lambda: Clustered(torch.ones(5), 3, mix=0.0), r"`mix` must be finite and above 0, got 0.0"),
         (lambda: Clustered(torch.ones(5), 3, group_size=0), r"`group_size` must be at least 1, got 0"),
-        (lambda: Clustered(torch.ones(5), 3).follow(torch.ones(4, 2)), r"`vectors` must have shape \[5, D\]"),
+        (lambda: Clustered(torch.ones(5), 3).attach(torch.ones(4, 2)), r"`weight` must have shape \[5, D\]"),
         (
             lambda: Clustered(torch.tensor([1.0, 0.0, 1.0]), 2, explicit=0)(torch.tensor([0])),
             r"`weights` must be above 0 for every class that is not explicit, got 0 at position 1",
@@ -164,10 +164,10 @@ def test_of_many_centroids_one_about_as_near_is_found(monkeypatch):
     generator = torch.Generator().manual_seed(0)
     means = torch.randn(60, 8, generator=generator)
     rows = means.repeat(50, 1) + 0.3 * torch.randn(3000, 8, generator=generator)
-    centroids = _clusters.learn_centroids(rows, 300)
-    exact = _clusters.nearest(rows, centroids)
-    monkeypatch.setattr(_clusters, "_MANY", 100)
-    found = _clusters.nearest(rows, centroids)
+    centroids = kmeans.fit_centroids(rows, 300)
+    exact = kmeans.nearest_centroids(rows, centroids)
+    monkeypatch.setattr(kmeans, "MAX_COMPARED_CENTROIDS", 100)
+    found = kmeans.nearest_centroids(rows, centroids)
 
     def distance(label):
         return (rows - centroids[label]).square().sum(1)

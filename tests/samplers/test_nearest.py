@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from manyclass import ClassCounts, ClassHead, diagnose
-from manyclass.samplers import FollowingSampler, Nearest, Systematic, WithExplicit, _index
+from manyclass.samplers import Nearest, Systematic, WithExplicit, _index
 
 C, D, B = 40, 6, 9
 ALL = 10**6  # lists to search
@@ -44,14 +44,14 @@ def test_the_promise_holds_for_every_grouping(group_size):
     # Some classes are drawn for certain.
     weights[5:8] += 20
     sampler = Nearest(weights, 12, group_size=group_size)
-    sampler.follow(vectors, bias)
+    sampler.attach(vectors, bias)
     check_promise(sampler, hidden)
 
 
 def test_the_promise_holds_with_more_classes_excluded():
     vectors, bias, weights, hidden = model()
     sampler = Nearest(weights, 12, group_size=2)
-    sampler.follow(vectors, bias)
+    sampler.attach(vectors, bias)
     nearest = (hidden @ vectors.T + bias).topk(3).indices
     check_promise(sampler, hidden, extra=torch.cat([nearest, torch.full((B, 1), -1)], 1))
 
@@ -60,7 +60,7 @@ def test_the_promise_holds_with_more_classes_excluded():
 def test_the_promise_holds_when_the_index_is_stale(group_size):
     vectors, bias, weights, hidden = model()
     sampler = Nearest(weights, 12, group_size=group_size, every=10**6)
-    sampler.follow(vectors, bias)
+    sampler.attach(vectors, bias)
     sampler(torch.arange(B), hidden=hidden)
     found = sampler.index.centroids.clone()
     vectors.copy_(model(seed=5)[0])
@@ -75,7 +75,7 @@ def test_the_heaviest_stand_for_the_nearest_where_nobody_looks(shown):
     weights[5:8] += 20
     sampler = Nearest(weights, 12, nearest=4, group_size=2)
     if shown:
-        sampler.follow(vectors, bias)
+        sampler.attach(vectors, bias)
     hidden = None if shown else hidden
     candidates = sampler(torch.arange(B), hidden=hidden)
     certain, both = candidates.blocks
@@ -91,7 +91,7 @@ def test_the_heaviest_stand_for_the_nearest_where_nobody_looks(shown):
 def test_explicit_classes_are_the_nearest_where_all_lists_are_searched(group_size, with_bias):
     vectors, bias, weights, hidden = model()
     sampler = Nearest(weights, 12, nearest=5, group_size=group_size, probes=ALL)
-    sampler.follow(vectors, bias if with_bias else None)
+    sampler.attach(vectors, bias if with_bias else None)
     (block,) = sampler(torch.arange(B), hidden=hidden).blocks
     scores = hidden @ vectors.T + (bias if with_bias else 0)
     expected = (scores if group_size else scores.mean(0, keepdim=True)).topk(5).indices
@@ -105,10 +105,10 @@ def test_explicit_classes_are_the_nearest_where_all_lists_are_searched(group_siz
 def test_threads_find_what_one_thread_finds(monkeypatch):
     vectors, bias, weights, hidden = model()
     sampler = Nearest(weights, 12, probes=3)
-    sampler.follow(vectors, bias)
+    sampler.attach(vectors, bias)
     found = []
     for worth in (0, ALL):
-        monkeypatch.setattr(_index, "_WORTH_THREADS", worth)
+        monkeypatch.setattr(_index, "MIN_PRODUCTS_FOR_THREADS", worth)
         found.append(sampler(torch.arange(B), hidden=hidden, generator=torch.Generator().manual_seed(0)))
     assert torch.equal(found[0].ids(), found[1].ids())
 
@@ -119,7 +119,7 @@ def test_groups_are_of_examples_that_look_at_the_same_classes():
     vectors = centres[torch.arange(C) % 4] + 0.1 * torch.randn(C, D, generator=torch.Generator().manual_seed(0))
     hidden = centres[torch.arange(12) % 4]
     sampler = Nearest(weights, 10, nearest=5, group_size=3, lists=4, probes=1)
-    sampler.follow(vectors)
+    sampler.attach(vectors)
     candidates = sampler(torch.arange(12), hidden=hidden)
     assert (candidates.ids()[:, :5] % 4 == (torch.arange(12) % 4).unsqueeze(1)).all()
 
@@ -127,7 +127,7 @@ def test_groups_are_of_examples_that_look_at_the_same_classes():
 def test_where_fewer_are_found_slots_are_empty():
     vectors, _, weights, hidden = model()
     sampler = Nearest(weights, 24, nearest=20, lists=10, probes=1)
-    sampler.follow(vectors)
+    sampler.attach(vectors)
     candidates = sampler(torch.arange(B), hidden=hidden)
     near = candidates.blocks[-1].log_kappa[:, :20]
     assert near.isneginf().any()
@@ -140,7 +140,7 @@ def test_an_index_of_nothing_finds_nothing():
     vectors, _, weights, hidden = model()
     # What is left after an explicit set is all drawn for certain.
     sampler = Nearest(weights, 12, nearest=6).without(torch.arange(C - 5))
-    sampler.follow(vectors)
+    sampler.attach(vectors)
     candidates = sampler(torch.arange(B), hidden=hidden)
     present = ~candidates.log_kappa().isneginf()
     assert all(
@@ -153,7 +153,7 @@ def test_targets_know_how_often_they_are_drawn(group_size):
     vectors, bias, weights, hidden = model()
     weights[3] += 30
     sampler = Nearest(weights, 12, group_size=group_size)
-    sampler.follow(vectors, bias)
+    sampler.attach(vectors, bias)
     target, generator = torch.arange(B), torch.Generator().manual_seed(0)
     count, expected, draws = torch.zeros(B, dtype=torch.float64), None, 3000
     for _ in range(draws):
@@ -169,7 +169,7 @@ def test_explicit_sets_are_neither_indexed_nor_drawn():
     vectors, bias, weights, hidden = model()
     explicit = (hidden @ vectors.T + bias)[0].topk(3).indices
     sampler = Nearest(weights, 12, probes=ALL)
-    sampler.follow(vectors, bias)
+    sampler.attach(vectors, bias)
     around = WithExplicit(sampler, explicit)
     candidates = around(torch.arange(B), hidden=hidden)
     assert not torch.isin(candidates.ids()[:, 3:], explicit).any()
@@ -191,7 +191,7 @@ def test_the_error_falls_far_below_that_of_frequencies():
 def test_a_head_shows_its_vectors_and_trains():
     _, _, weights, hidden = model()
     head = ClassHead(D, C, sampler=Nearest(ClassCounts(weights), 12, group_size=4, every=3))
-    assert isinstance(head.sampler, FollowingSampler)
+    assert head.sampler.schedule.vectors == (head.weight, head.bias)
     optimizer = torch.optim.Adagrad(head.parameters(), lr=0.5)
     target = torch.arange(B)
     before = head.exact_loss(hidden, target).item()
@@ -201,7 +201,7 @@ def test_a_head_shows_its_vectors_and_trains():
         optimizer.step()
     assert head.exact_loss(hidden, target).item() < 0.2 * before
     twin = pickle.loads(pickle.dumps(copy.deepcopy(head)))
-    assert twin.sampler._vectors[0] is twin.weight
+    assert twin.sampler.schedule.vectors[0] is twin.weight
     losses = [h(hidden, target, generator=torch.Generator().manual_seed(0)).item() for h in (head, twin)]
     assert losses[0] == losses[1]
     head.resize(C + 7)
@@ -211,18 +211,18 @@ def test_a_head_shows_its_vectors_and_trains():
 
 def test_evaluation_does_not_make_the_index_older():
     vectors, _, weights, hidden = model()
-    sampler = Nearest(weights, 12, every=2).eval()
-    sampler.follow(vectors)
+    sampler = Nearest(weights, 12, every=2)
+    sampler.attach(vectors)
     for _ in range(5):
         sampler(torch.arange(B), hidden=hidden)
-    assert sampler.renewal.steps == 1
+    assert sampler.schedule.steps == 0
 
 
 def test_refreshed_counts_are_indexed_anew():
     vectors, bias, weights, hidden = model()
     counts = ClassCounts(weights)
     sampler = Nearest(counts, 12)
-    sampler.follow(vectors, bias)
+    sampler.attach(vectors, bias)
     sampler(torch.arange(B), hidden=hidden)
     counts.update(torch.full((500,), 7))
     sampler.refresh()
@@ -246,9 +246,9 @@ def test_without_faiss_it_says_what_to_install(monkeypatch):
         (lambda: Nearest(torch.ones(5), 4, group_size=0), r"`group_size` must be at least 1, got 0"),
         (lambda: Nearest(torch.ones(5), 4, probes=0), r"`probes` must be at least 1, got 0"),
         (lambda: Nearest(torch.ones(5), 4, lists=6), r"`lists` must be in \[1, 5\], got 6"),
-        (lambda: Nearest(torch.ones(5), 4).follow(torch.ones(4, 2)), r"`vectors` must have shape \[5, D\]"),
+        (lambda: Nearest(torch.ones(5), 4).attach(torch.ones(4, 2)), r"`weight` must have shape \[5, D\]"),
         (
-            lambda: Nearest(torch.ones(5), 4).follow(torch.ones(5, 2), torch.ones(4)),
+            lambda: Nearest(torch.ones(5), 4).attach(torch.ones(5, 2), torch.ones(4)),
             r"`bias` must have shape \[5\], got \[4\]",
         ),
         (

@@ -138,7 +138,7 @@ def test_a_budget_is_split_between_the_heaviest_classes_and_the_draw():
         ("table._order", lambda x: torch.zeros_like(x), "an order of all classes"),
         ("_certain", lambda x: x - C, "classes must be drawn each time, all different, got others"),
         ("_certain", lambda x: x.repeat(2), "classes must be drawn each time, all different, got others"),
-        ("order._extra_state", lambda x: x - 10, "must tell how often it looked, got -"),
+        ("order._extra_state", lambda x: x - 10, "must hold a count of steps and a flag, got \\[-"),
     ],
 )
 def test_tables_that_would_be_searched_beside_are_refused(name, change, message):

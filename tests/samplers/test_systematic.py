@@ -49,7 +49,7 @@ def line(sampler):
 @pytest.mark.parametrize("order", ORDERS.values(), ids=ORDERS)
 def test_no_order_changes_how_often_classes_are_drawn(order, kernels):
     sampler = Systematic(weights(), 10, order=order)
-    sampler.follow(clustered_vectors()[0])
+    sampler.attach(clustered_vectors()[0])
     count = torch.zeros(C)
     for offset in torch.arange(0.0025, 1, 0.005):
         ids, _ = draw_at(sampler, offset)
@@ -103,7 +103,7 @@ def test_like_class_vectors_are_neighbours_once_they_are_shown():
     vectors, label = clustered_vectors()
     sampler = Systematic(weights(), 10, order="cluster")
     assert line(sampler) == list(range(C))
-    sampler.follow(vectors)
+    sampler.attach(vectors)
     draw(sampler)
     found = label[line(sampler)]
     assert len(found.unique_consecutive()) == 5
@@ -132,17 +132,17 @@ def test_an_order_by_clusters_lowers_the_error():
 def test_only_draws_for_training_make_clusters_older():
     vectors, label = clustered_vectors()
     sampler = Systematic(weights(), 10, order="cluster")
-    sampler.follow(vectors)
+    sampler.attach(vectors)
+    sampler.advance()
     draw(sampler)
     learnt = line(sampler)
     vectors.copy_(vectors.flip(0))
-    sampler.eval()
     for _ in range(5):
         draw(sampler)
     assert line(sampler) == learnt
-    sampler.train()
-    # 64 classes are looked at in a draw; by now all of them have been, with centroids learnt anew.
+    # A training step assigns 64 classes to clusters; by now all are assigned, to centroids of the new vectors.
     for _ in range(2 * -(-C // 64)):
+        sampler.advance()
         draw(sampler)
     assert line(sampler) != learnt
     found = label.flip(0)[line(sampler)]
@@ -153,10 +153,10 @@ def test_only_draws_for_training_make_clusters_older():
 def test_state_is_loaded_with_its_order(order):
     sampler = Systematic(weights(), 10, order=order)
     vectors, _ = clustered_vectors()
-    sampler.follow(vectors)
+    sampler.attach(vectors)
     draw(sampler)
     other = Systematic(weights(seed=3), 10, order=order if isinstance(order, str) else torch.arange(C))
-    other.follow(vectors)
+    other.attach(vectors)
     other.load_state_dict(sampler.state_dict())
     for seed in range(6):
         assert same(draw(sampler, seed), draw(other, seed))
@@ -164,7 +164,7 @@ def test_state_is_loaded_with_its_order(order):
 
 def test_classes_by_id_cost_no_state():
     sampler = Systematic(weights(), 10)
-    sampler.follow(clustered_vectors()[0])
+    sampler.attach(clustered_vectors()[0])
     assert set(sampler.state_dict()) == {"_certain", "table._cumulative_bits", "table._zero"}
 
 
@@ -183,7 +183,7 @@ def test_an_order_follows_the_number_of_classes(order):
 
 def test_explicit_classes_leave_their_order_to_the_rest():
     sampler = Systematic(weights(), 10, order="cluster")
-    sampler.follow(clustered_vectors()[0])
+    sampler.attach(clustered_vectors()[0])
     explicit = WithExplicit(sampler, torch.tensor([0, 7]))
     ids, _ = draw(explicit)
     assert explicit.sampler.order.vectors == sampler.order.vectors
@@ -261,8 +261,8 @@ def test_the_number_drawn_can_be_changed(kernels):
             r"`order` must not repeat a class, got 1 at position 3 again",
         ),
         (
-            lambda: Systematic(torch.ones(4), 2, order="cluster").follow(torch.ones(3, 2)),
-            r"`vectors` must have shape \[4, D\], got \[3, 2\]",
+            lambda: Systematic(torch.ones(4), 2, order="cluster").attach(torch.ones(3, 2)),
+            r"`weight` must have shape \[4, D\], got \[3, 2\]",
         ),
         (
             lambda: Systematic(torch.tensor([1.0, 1e-20, 1.0, 1.0], dtype=torch.float64), 1, order="frequency"),

@@ -7,8 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from manyclass.heads import ClassHead
-from manyclass.heads._exact import TopK, log_z, topk
+from manyclass.heads import ClassHead, TopK, exact_log_z, exact_topk
 
 _ELEMENTS = 1 << 23  # of class vectors in float64 at once
 
@@ -44,18 +43,18 @@ class Scores:
     @torch.no_grad()
     def topk(self, hidden: Tensor, k: int) -> TopK:
         """The k most probable classes of hidden [B, D], float64."""
-        return topk(self, hidden, k)
+        return exact_topk(self, hidden, k)
 
     @torch.no_grad()
     def log_prob(self, hidden: Tensor, ids: Tensor) -> Tensor:
         """[B]: the log-probability of one class each."""
         score = (hidden * self.head.weight[ids].double()).sum(1)
         score = score if self.head.bias is None else score + self.head.bias[ids].double()
-        return score - log_z(self, hidden)
+        return score - exact_log_z(self, hidden)
 
     @torch.no_grad()
     def log_probs(self, hidden: Tensor) -> Iterator[tuple[int, Tensor]]:
         """For each run of classes its first id and their log-probabilities [B, size]."""
-        normaliser = log_z(self, hidden).unsqueeze(1)
+        normaliser = exact_log_z(self, hidden).unsqueeze(1)
         for start, score in self.score_chunks(max(1, _ELEMENTS // len(hidden))):
             yield start, score(hidden) - normaliser

@@ -1,4 +1,4 @@
-"""Tables that grow or shrink in place, with the state an optimiser keeps of them."""
+"""Resizing of tables in place, together with their optimiser state."""
 
 from typing import Protocol, runtime_checkable
 
@@ -7,18 +7,18 @@ from torch import Tensor, nn
 
 
 @runtime_checkable
-class KnowsRows(Protocol):
-    """An optimiser that knows itself what it keeps of a row, and where a new one starts."""
+class RowOptimizer(Protocol):
+    """An optimiser that resizes its own state of a table."""
 
     def resize_rows(self, parameter: nn.Parameter, old_rows: int) -> None:
-        """Give the state of a parameter that had `old_rows` rows as many as it has now."""
+        """Resize the state of a parameter that had `old_rows` rows to its present number of rows."""
         ...
 
 
 def resize_rows(parameter: nn.Parameter, new_rows: Tensor, num_rows: int) -> None:
-    """Give a parameter `num_rows` rows: the last ones go, or `new_rows` are added.
+    """Resize a parameter to `num_rows` rows: remove the last ones, or append `new_rows`.
 
-    The parameter stays the same object, so optimisers, tied modules and the user keep what they hold.
+    The parameter stays the same object, so the references of optimisers and tied modules stay valid.
     """
     with torch.no_grad():
         parameter.data = torch.cat([parameter.data[:num_rows], new_rows.to(parameter)])
@@ -26,11 +26,11 @@ def resize_rows(parameter: nn.Parameter, new_rows: Tensor, num_rows: int) -> Non
 
 
 def resize_state(optimizer: torch.optim.Optimizer, parameter: nn.Parameter, old_rows: int) -> None:
-    """Give what the optimiser keeps of each row as many rows as the parameter now has.
+    """Resize the optimiser's per-row state to the present number of rows of the parameter.
 
-    New ones start at 0, unless the optimiser knows better.
+    The state of new rows is 0, unless the optimiser initialises it differently.
     """
-    if isinstance(optimizer, KnowsRows):
+    if isinstance(optimizer, RowOptimizer):
         optimizer.resize_rows(parameter, old_rows)
         return
     state = optimizer.state.get(parameter, {})

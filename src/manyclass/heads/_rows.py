@@ -1,4 +1,4 @@
-"""Rows of a class table, with a gradient that is dense or holds only the rows looked up."""
+"""Lookups of rows of a class table, with a dense or a row-sparse gradient."""
 
 import itertools
 from collections.abc import Callable
@@ -13,11 +13,11 @@ _handles = itertools.count()
 
 
 class RowLookup:
-    """Looks up rows of a parameter [C, ...].
+    """A lookup of rows of a parameter [C, ...].
 
     torch.compile cannot pass a sparse gradient through a graph. Compiled code therefore uses a pair of opaque
-    operators: the backward one adds the sparse gradient to `parameter.grad` itself, where eager code has autograd do
-    it. (Hooks on the parameter do not see it then.)
+    operators, of which the backward one adds the sparse gradient to `parameter.grad`; in eager code autograd does
+    that. (Hooks on the parameter do not see the gradient of compiled code.)
 
     Args:
         parameter: the table.
@@ -28,15 +28,15 @@ class RowLookup:
         self.sparse = sparse
         self._handle = next(_handles)
         _parameters[self._handle] = parameter
-        # The backward operator runs because something needs its result: this scalar, whose gradient is 0.
+        # The backward operator runs because autograd needs its result: the gradient of this scalar, which is 0.
         self._anchor = torch.zeros((), requires_grad=True)
 
     def __reduce__(self) -> tuple[object, ...]:
-        # A copy or a pickle of a head gets a lookup of its own parameter.
+        # A copy or a pickle of a head looks up the copied parameter.
         return _restore, (_parameters[self._handle], self.sparse)
 
     def __call__(self, parameter: nn.Parameter, ids: Tensor) -> Tensor:
-        """Rows [*ids.shape, ...] of the parameter, which is the one it was made for."""
+        """Return rows [*ids.shape, ...] of the parameter, which is the one it was made for."""
         if self.sparse and torch.compiler.is_compiling() and parameter.requires_grad and torch.is_grad_enabled():
             rows: Tensor = gather_rows(parameter.detach(), ids, self._anchor, self._handle)
             return rows
@@ -49,22 +49,25 @@ def _restore(parameter: nn.Parameter, sparse: bool) -> RowLookup:
     return RowLookup(parameter, sparse=sparse)
 
 
-def observed(ids: Tensor, target: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
-    """For ids [N] and targets [B], a function of rows [N, ...] and the targets' rows [B, ...]: it puts the latter in
-    the place of the former where the class is a target, so that only targets' rows are in the gradient."""
+def replace_target_rows(ids: Tensor, target: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
+    """Return a function that replaces rows of ids [N] by those of targets [B] if the class is a target.
+
+    It takes rows [N, ...] without gradient and the targets' rows [B, ...], so that only those are in the gradient.
+    """
     ascending, order = target.sort()
     place = torch.searchsorted(ascending, ids).clamp_(max=len(target) - 1)
     hit, source = ascending[place] == ids, order[place]
 
-    def learn(rows: Tensor, target_rows: Tensor) -> Tensor:
+    def replace(rows: Tensor, target_rows: Tensor) -> Tensor:
         mask = hit if rows.dim() == 1 else hit.unsqueeze(1)
         return torch.where(mask, target_rows[source], rows)
 
-    return learn
+    return replace
 
 
 @torch.library.custom_op("manyclass::gather_rows", mutates_args=())
 def gather_rows(table: Tensor, ids: Tensor, anchor: Tensor, handle: int) -> Tensor:
+    """Look up rows; the gradient goes to the parameter of the handle."""
     return table.index_select(0, ids.reshape(-1)).reshape(*ids.shape, *table.shape[1:])
 
 
@@ -75,6 +78,7 @@ def _(table: Tensor, ids: Tensor, anchor: Tensor, handle: int) -> Tensor:
 
 @torch.library.custom_op("manyclass::add_sparse_gradient", mutates_args=())
 def add_sparse_gradient(gradient: Tensor, ids: Tensor, handle: int) -> Tensor:
+    """Add a row-sparse gradient to the parameter of the handle."""
     parameter = _parameters[handle]
     rows = gradient.reshape(ids.numel(), *parameter.shape[1:])
     sparse = torch.sparse_coo_tensor(ids.reshape(1, -1), rows, parameter.shape, check_invariants=False)

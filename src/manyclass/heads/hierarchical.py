@@ -7,26 +7,27 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from manyclass import _check
-from manyclass._derived import follow_loaded_state
+from manyclass._loaded_state import follow_loaded_state
 from manyclass.counts import ClassCounts
-from manyclass.heads._batch import flatten, wide
-from manyclass.heads._exact import TopK
 from manyclass.heads._huffman import canonical, code_lengths
 from manyclass.heads._rows import RowLookup
+from manyclass.heads.exact import TopK
+from manyclass.heads.examples import flatten_examples
+from manyclass.kernels import at_least_float32
 
 
 class HierarchicalHead(nn.Module):
-    """p(class) is the product of σ(± (w_n · hidden + b_n)) over the inner nodes n on its path (Morin & Bengio 2005).
+    """A tree with p(class) = Π σ(± (w_n · hidden + b_n)) over the inner nodes n on its path (Morin & Bengio 2005).
 
-    The tree has C - 1 inner nodes and probabilities that sum to 1; a class costs the length of its path. It is a
-    model of its own, not an approximation of the softmax.
+    The tree has C - 1 inner nodes and probabilities that sum to 1; a class costs the length of its path. It is
+    another model than the softmax, not an approximation of it.
 
     Args:
         dim: D, the length of `hidden`.
         num_classes: C, at least 2.
-        counts: how often each class occurs: the tree is Huffman's, frequent classes near its root. None: balanced.
+        counts: the count of each class: the tree is Huffman's, frequent classes near its root. None: balanced.
         sparse: whether the gradients of weight and bias are row-sparse.
-        device, dtype: of the parameters.
+        device, dtype: device and dtype of the parameters.
 
     Example:
         >>> head = HierarchicalHead(4, 5, counts=torch.tensor([8, 4, 2, 1, 1]))
@@ -57,8 +58,8 @@ class HierarchicalHead(nn.Module):
         self.register_buffer("_length", code_lengths(weights).to(device))
         self.register_buffer("_rank", torch.empty_like(self._length), persistent=False)
         self.register_buffer("_levels", None, persistent=False)
-        self.derive()
-        follow_loaded_state(self)
+        self._derive()
+        follow_loaded_state(self, HierarchicalHead._derive)
         bound = 1 / math.sqrt(dim)
         nodes = torch.empty(num_classes - 1, dim, device=device, dtype=dtype).uniform_(-bound, bound)
         self.weight = nn.Parameter(nodes)
@@ -66,8 +67,8 @@ class HierarchicalHead(nn.Module):
         self._rows = RowLookup(self.weight, sparse=sparse)
         self._biases = RowLookup(self.bias, sparse=sparse)
 
-    def derive(self) -> None:
-        """Derive from the lengths what a step needs."""
+    def _derive(self, _: object = None) -> None:
+        """Derive the code and its tables from the lengths."""
         self._code = code = canonical(self._length.cpu())
         self._rank = code.rank.to(self._length.device)
         levels = (code.first, code.before, code.leaves, code.inner)
@@ -82,27 +83,29 @@ class HierarchicalHead(nn.Module):
         ignore_index: int = -100,
         reduction: str = "mean",
     ) -> Tensor:
-        """-log p(target), exactly; arguments as of `ClassHead`."""
-        batch = flatten(hidden, target, self.num_classes, weight=weight, ignore_index=ignore_index, reduction=reduction)
-        loss = -self.log_prob(batch.hidden, batch.target.unsqueeze(1)).squeeze(1)
-        _check.finite_loss(loss, hidden=batch.hidden, weight=self.weight, bias=self.bias)
-        return batch.reduce(loss, reduction)
+        """Return the exact -log p(target); arguments are those of `ClassHead`."""
+        examples = flatten_examples(
+            hidden, target, self.num_classes, weight=weight, ignore_index=ignore_index, reduction=reduction
+        )
+        loss = -self.log_prob(examples.hidden, examples.target.unsqueeze(1)).squeeze(1)
+        _check.finite_loss(loss, hidden=examples.hidden, weight=self.weight, bias=self.bias)
+        return examples.reduce(loss, reduction)
 
     def log_prob(self, hidden: Tensor, ids: Tensor) -> Tensor:
-        """Log-probabilities [..., K] of hidden [..., D] for ids [..., K], or for ids [K] that all share."""
+        """Return log-probabilities [..., K] of hidden [..., D] for ids [..., K], or for ids [K] that all share."""
         self._check_hidden(hidden)
         ids = _check.ids("ids", ids, self.num_classes)
         nodes, right, on_path = self._paths(ids)
         rows, bias = self._rows(self.weight, nodes), self._biases(self.bias, nodes)
         scores = torch.einsum("...d,...kld->...kl", hidden, rows.expand(*hidden.shape[:-1], *rows.shape[-3:]))
         # log σ(-s) to the left, log σ(s) to the right.
-        steps = F.logsigmoid(torch.where(right, 1.0, -1.0) * wide(scores + bias))
+        steps = F.logsigmoid(torch.where(right, 1.0, -1.0) * at_least_float32(scores + bias))
         return torch.where(on_path, steps, 0.0).sum(-1)
 
     def _paths(self, ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """For each class the inner nodes on its path, whether it goes right at them, and which are on it: [..., L].
+        """Return for each class inner nodes, whether it goes right there, and whether they are on its path: [..., L].
 
-        The node at depth l is what the first l bits of the code say; the next bit says where to go.
+        The first l bits of the code give the node at depth l; the next bit is 1 for right.
         """
         length, rank = self._length[ids], self._rank[ids]
         first, before, leaves, inner = self._levels
@@ -117,11 +120,11 @@ class HierarchicalHead(nn.Module):
 
     @torch.no_grad()
     def topk(self, hidden: Tensor, k: int) -> TopK:
-        """The k most probable classes of hidden [..., D], exactly, in one sweep down the tree."""
+        """Return exactly the k most probable classes of hidden [..., D], in one sweep down the tree."""
         self._check_hidden(hidden)
         _check.whole("k", k, 1, self.num_classes)
         code = self._code
-        scores = wide(F.linear(hidden, self.weight, self.bias))
+        scores = at_least_float32(F.linear(hidden, self.weight, self.bias))
         level = scores.new_zeros(*hidden.shape[:-1], 1)
         by_rank = []
         for depth, start in enumerate(code.inner[:-1]):

@@ -1,8 +1,8 @@
-"""A table of class vectors: the head that stands where nn.Linear and nn.CrossEntropyLoss stood."""
+"""A head with a table of class vectors, in place of nn.Linear and nn.CrossEntropyLoss."""
 
 import math
 from collections.abc import Callable, Iterator
-from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -12,41 +12,47 @@ from manyclass import _check
 from manyclass.candidates import Candidates
 from manyclass.counts import ClassCounts
 from manyclass.forms import Similarity
-from manyclass.heads import _exact
-from manyclass.heads._batch import flatten, wide
-from manyclass.heads._closed_form import closed_form
 from manyclass.heads._default import choose_sampler
-from manyclass.heads._exact import TopK
 from manyclass.heads._resize import resize_rows, resize_state
-from manyclass.heads._rows import RowLookup, observed
-from manyclass.heads._sampled import approximate_log_likelihood, sampled_loss
-from manyclass.kernels import directions, exclude_hits, linear_scores
+from manyclass.heads._rows import RowLookup, replace_target_rows
+from manyclass.heads.exact import TopK, exact_log_z, exact_topk
+from manyclass.heads.examples import Examples
+from manyclass.heads.sampled import approximate_log_likelihood, exact_loss, log_prob, sampled_loss
+from manyclass.kernels import (
+    LinearDraw,
+    at_least_float32,
+    closed_form_loss,
+    directions,
+    exclude_hits,
+    has_closed_form,
+    linear_scores,
+)
 from manyclass.objectives import Likelihood, Objective
-from manyclass.samplers import FollowingSampler, Sampler
+from manyclass.samplers import Sampler, check_life_cycle
 
 
 class ClassHead(nn.Module):
-    """Scores s(c) = w_c · hidden + b_c for C classes, and a loss that scores only a sampler's candidates.
+    """A head with scores s(c) = w_c · hidden + b_c of C classes, whose loss scores only a sampler's candidates.
 
     Args:
         dim: D, the length of `hidden`.
         num_classes: C.
-        counts: how often each class occurs. The bias starts at the log frequency, and the default sampler uses it.
-        sampler: which classes a step scores. Default: `Learned` from the counts; every class where there are no more
-            than k; `Systematic` with uniform weights where there are no counts.
-        k: classes that the default sampler draws, 1024 if not said; or "auto": as many as `rmse_log_z` takes.
-        rmse_log_z: the error of log Z̃ that "auto" is to keep to (`Budget`). Default: 0.1.
-        objective: what is maximised. Default: `Likelihood`.
+        counts: the count of each class. The bias starts at the log frequency, and the default sampler uses it.
+        sampler: chooses the classes that a step scores. Default: `Learned` from the counts; all classes if there are
+            at most k; `Systematic` with uniform weights without counts.
+        k: classes that the default sampler draws, 1024 by default; "auto": as many as `rmse_log_z` needs.
+        rmse_log_z: the error of log Z̃ that "auto" keeps to (`Budget`). Default: 0.1.
+        objective: the training objective. Default: `Likelihood`.
         bias: whether classes have a bias.
         similarity: "dot", or "cosine": s(c) = scale · cos(w_c, hidden) + b_c.
-        scale: of the cosine.
-        update: which rows learn: "scored", all that a step scores, or "observed", only the classes of its targets.
+        scale: the factor of the cosine.
+        update: the rows that learn: "scored", all that a step scores, or "observed", only the classes of its targets.
         sparse: whether the gradients of weight and bias are row-sparse.
         weight: a parameter [C, D] to share instead of a new one.
-        device, dtype: of the parameters.
+        device, dtype: device and dtype of the parameters.
 
     Raises:
-        ValueError: sizes that do not fit each other, or an option that does not exist.
+        ValueError: a size does not fit the others, or an option does not exist.
 
     Example:
         >>> head = ClassHead(8, 100_000, counts=torch.ones(100_000))
@@ -104,27 +110,19 @@ class ClassHead(nn.Module):
         self._tied: tuple[nn.Embedding, ...] = ()
 
     @classmethod
-    def tied(
-        cls,
-        embedding: nn.Embedding,
-        *,
-        counts: ClassCounts | Tensor | None = None,
-        sampler: Sampler | None = None,
-        k: int | str | None = None,
-        rmse_log_z: float | None = None,
-        objective: Objective | None = None,
-        bias: bool = True,
-        similarity: str = "dot",
-        scale: float = 16.0,
-        update: str = "scored",
-        sparse: bool | None = None,
-    ) -> "ClassHead":
-        """A head whose class vectors are the rows of an embedding. `sparse` is the embedding's own.
+    def tied(cls, embedding: nn.Embedding, **options: Any) -> "ClassHead":
+        """Make a head whose class vectors are the rows of an embedding.
+
+        Args:
+            embedding: owns the rows; whether gradients are sparse is decided by it.
+            options: keyword arguments of `ClassHead`.
 
         Raises:
-            ValueError: `sparse` differs from the embedding's: torch would silently turn the sum of a dense and a
-                sparse gradient into a dense one of the whole table. Or the embedding rescales its rows (`max_norm`).
+            TypeError: the embedding does not own its weight.
+            ValueError: `sparse` differs from the embedding's, so that torch would silently turn the sum of a dense and
+                a sparse gradient into a dense one of the whole table; or the embedding rescales its rows (`max_norm`).
         """
+        sparse = options.pop("sparse", None)
         if sparse is not None and sparse != embedding.sparse:
             raise ValueError(
                 f"`sparse` must be the embedding's, {embedding.sparse}, got {sparse}: the sum of a dense and a sparse "
@@ -134,22 +132,9 @@ class ClassHead(nn.Module):
             raise TypeError(f"`embedding` must own its weight, got a {type(embedding.weight).__name__}")
         if embedding.max_norm is not None:
             raise ValueError(f"`embedding` must not rescale its rows, got max_norm={embedding.max_norm}")
-        head = cls(
-            embedding.embedding_dim,
-            embedding.num_embeddings,
-            counts=counts,
-            sampler=sampler,
-            k=k,
-            rmse_log_z=rmse_log_z,
-            objective=objective,
-            bias=bias,
-            similarity=similarity,
-            scale=scale,
-            update=update,
-            sparse=embedding.sparse,
-            weight=embedding.weight,
-        )
-        # In a tuple, lest the embedding become a submodule.
+        rows, dim = embedding.num_embeddings, embedding.embedding_dim
+        head = cls(dim, rows, weight=embedding.weight, sparse=embedding.sparse, **options)
+        # In a tuple: as an attribute the embedding would be registered as a submodule.
         head._tied = (embedding,)
         return head
 
@@ -157,112 +142,42 @@ class ClassHead(nn.Module):
     def num_classes(self) -> int:
         return self.weight.shape[0]
 
-    def forward(
-        self,
-        hidden: Tensor,
-        target: Tensor,
-        *,
-        weight: Tensor | None = None,
-        exclude: Tensor | None = None,
-        log_z: Tensor | None = None,
-        ignore_index: int = -100,
-        reduction: str = "mean",
-        generator: torch.Generator | None = None,
-    ) -> Tensor:
-        """The loss of the objective over one draw of the sampler.
+    forward = sampled_loss
+    exact_loss = exact_loss
+    approximate_log_likelihood = approximate_log_likelihood
+    log_prob = log_prob
 
-        Args:
-            hidden: [..., D].
-            target: ids [...].
-            weight: of each example [...]; the mean is divided by their sum.
-            exclude: ids [..., E], -1 pads: classes that must not count as negatives of that example.
-            log_z: [...], the log normaliser of each example where the objective (NoiseContrastive) has one.
-            ignore_index: a target that takes its example out of the loss.
-            reduction: "mean", "sum" or "none".
-            generator: for the draw.
-        """
-        self._check_hidden(hidden)
-        batch = flatten(
-            hidden,
-            target,
-            self.num_classes,
-            weight=weight,
-            exclude=exclude,
-            log_z=log_z,
-            ignore_index=ignore_index,
-            reduction=reduction,
-        )
-        return batch.reduce(sampled_loss(self, batch, generator, closed_form=partial(closed_form, self)), reduction)
-
-    def exact_loss(
-        self,
-        hidden: Tensor,
-        target: Tensor,
-        *,
-        weight: Tensor | None = None,
-        exclude: Tensor | None = None,
-        ignore_index: int = -100,
-        reduction: str = "mean",
-    ) -> Tensor:
-        """The exact cross entropy over all classes not excluded, in chunks. Its gradients are dense."""
-        self._check_hidden(hidden)
-        batch = flatten(
-            hidden,
-            target,
-            self.num_classes,
-            weight=weight,
-            exclude=exclude,
-            ignore_index=ignore_index,
-            reduction=reduction,
-        )
-        rows, bias = F.embedding(batch.target, self.weight), None if self.bias is None else self.bias[batch.target]
-        loss = _exact.log_z(self, batch.hidden, batch.exclude) - self._pair(batch.hidden, rows, bias)
-        _check.finite_loss(loss, hidden=batch.hidden, weight=self.weight, bias=self.bias)
-        return batch.reduce(loss, reduction)
-
-    def approximate_log_likelihood(
-        self,
-        hidden: Tensor,
-        target: Tensor,
-        *,
-        exclude: Tensor | None = None,
-        generator: torch.Generator | None = None,
-    ) -> Tensor:
-        """log p̃(target) [...] from one draw, for monitoring under any objective; on average it flatters a little."""
-        self._check_hidden(hidden)
-        batch = flatten(hidden, target, self.num_classes, exclude=exclude)
-        return approximate_log_likelihood(self, batch, generator).reshape(batch.shape)
+    @property
+    def tables(self) -> dict[str, Tensor | None]:
+        """The class parameters by name."""
+        return {"weight": self.weight, "bias": self.bias}
 
     def scores(self, hidden: Tensor, ids: Tensor) -> Tensor:
-        """Scores [..., K] of hidden [..., D] for ids [..., K], or for ids [K] that all share."""
-        self._check_hidden(hidden)
+        """Return scores [..., K] of hidden [..., D] for ids [..., K], or for ids [K] that all examples share."""
+        self.check_hidden(hidden)
         ids = _check.ids("ids", ids, self.num_classes)
         rows, bias = self._lookup(ids)
         hidden, rows = self._directions(hidden), self._directions(rows, scaled=False)
         scores = hidden @ rows.T if ids.dim() == 1 else (rows @ hidden.unsqueeze(-1)).squeeze(-1)
-        return wide(scores if bias is None else scores + bias)
+        return at_least_float32(scores if bias is None else scores + bias)
 
     def log_z(self, hidden: Tensor) -> Tensor:
-        """The exact log Z [...] of hidden [..., D]."""
-        self._check_hidden(hidden)
-        return _exact.log_z(self, hidden.reshape(-1, self.dim)).reshape(hidden.shape[:-1])
-
-    def log_prob(self, hidden: Tensor, ids: Tensor) -> Tensor:
-        """Exact log-probabilities [..., K] of hidden [..., D] for ids [..., K], or for ids [K] that all share."""
-        return self.scores(hidden, ids) - self.log_z(hidden).unsqueeze(-1)
+        """Return the exact log Z [...] of hidden [..., D]."""
+        self.check_hidden(hidden)
+        return exact_log_z(self, hidden.reshape(-1, self.dim)).reshape(hidden.shape[:-1])
 
     def topk(self, hidden: Tensor, k: int, *, exclude: Tensor | None = None) -> TopK:
-        """The k most probable classes of hidden [..., D] that are not in exclude [..., E], exactly."""
-        self._check_hidden(hidden)
+        """Return exactly the k most probable classes of hidden [..., D] that are not in exclude [..., E]."""
+        self.check_hidden(hidden)
         shape = hidden.shape[:-1]
         if exclude is not None:
             exclude = _check.ids("exclude", exclude, self.num_classes, pads=True)
             exclude = exclude.reshape(-1, exclude.shape[-1])
-        best = _exact.topk(self, hidden.reshape(-1, self.dim), k, exclude)
+        best = exact_topk(self, hidden.reshape(-1, self.dim), k, exclude)
         return TopK(best.log_prob.reshape(*shape, k), best.ids.reshape(*shape, k))
 
     def to_linear(self) -> nn.Linear:
-        """An nn.Linear that shares the parameters, for code that wants all logits.
+        """Return an nn.Linear that shares the parameters, for code that needs all logits.
 
         Raises:
             ValueError: the similarity is "cosine", which no linear layer computes.
@@ -281,18 +196,21 @@ class ClassHead(nn.Module):
         sampler: Sampler | None = None,
         optimizer: torch.optim.Optimizer | None = None,
     ) -> None:
-        """Add classes behind the others, or retire the last ones, with their sampler's and optimiser's state.
+        """Append classes, or remove the last ones, together with the state of the sampler and the optimiser.
 
-        New rows start as they do in a new head; their bias is that of the rarest class.
+        New rows are initialised as in a new head; their bias is that of the rarest class.
 
         Args:
             num_classes: the new C.
-            sampler: for the new classes; None: the present one follows by itself, which it can if it was built from
-                ClassCounts (new classes have not been seen).
-            optimizer: whose state of the head's parameters is to follow.
+            sampler: a sampler of the new classes; None: the present one is resized, which it can be if it was built
+                from ClassCounts (new classes have a count of 0).
+            optimizer: an optimiser of the head's parameters, whose state is resized.
+
+        Raises:
+            ValueError: the sampler cannot be resized, or `sampler` has another number of classes.
         """
         _check.whole("num_classes", num_classes, 1)
-        # The sampler first: if it cannot follow, nothing has changed yet.
+        # The sampler first: if it cannot be resized, nothing has changed yet.
         if sampler is None:
             self.sampler.resize(num_classes)
         elif sampler.num_classes != num_classes:
@@ -304,32 +222,53 @@ class ClassHead(nn.Module):
             resize_rows(self.bias, self.bias.data.min().expand(added), num_classes)
         for embedding in self._tied:
             embedding.num_embeddings = num_classes
-        # One that follows the class vectors must see as many as it has classes.
+        # Attached again, now that there are as many class vectors as classes.
         self.use(self.sampler if sampler is None else sampler)
         if optimizer is not None:
             for parameter in self.parameters(recurse=False):
                 resize_state(optimizer, parameter, old)
 
     def use(self, sampler: Sampler) -> None:
-        """Draw with this sampler from now on. One that looks at class vectors is shown the head's."""
+        """Draw with this sampler from now on; the head's class vectors are attached to it.
+
+        Raises:
+            TypeError: it lacks a method of `samplers.Sampler`.
+            ValueError: it has another number of classes.
+        """
+        check_life_cycle(sampler)
         if sampler.num_classes != self.num_classes:
             raise ValueError(f"`sampler` must draw from {self.num_classes} classes, got {sampler.num_classes}")
         self.sampler = sampler.to(self.weight.device)
-        if isinstance(sampler, FollowingSampler):
-            sampler.follow(self.weight, self.bias)
+        sampler.attach(self.weight, self.bias)
+
+    def fused_loss(self, examples: Examples, candidates: Candidates) -> tuple[Tensor, Tensor] | None:
+        """Return losses [B] and ∂loss/∂s [B, K] from a kernel; None if there is none for this head and draw."""
+        form = self.objective.form
+        # The log z of a normalised objective, fixed or learned, is not in its form.
+        if form is None or self.objective.normalised or self.update != "scored":
+            return None
+        draw = LinearDraw(
+            examples.hidden, self.weight, self.bias, examples.target, candidates, self._similarity, self.sparse
+        )
+        return closed_form_loss(form, draw) if has_closed_form(form, draw) else None
+
+    def target_scores(self, hidden: Tensor, target: Tensor) -> Tensor:
+        """Return the scores [B] of one class for each example, with dense gradients."""
+        rows, bias = F.embedding(target, self.weight), None if self.bias is None else self.bias[target]
+        return self._pair(hidden, rows, bias)
 
     def candidate_scores(self, hidden: Tensor, target: Tensor, candidates: Candidates) -> tuple[Tensor, Tensor]:
-        """Scores of the targets [B] and of the candidates [B, ΣK], -inf where excluded."""
+        """Return scores of the targets [B] and of the candidates [B, ΣK], -inf where excluded."""
         flat = torch.cat([block.ids.reshape(-1) for block in candidates.blocks])
         if self.update == "observed":
             target_rows, target_bias = self._lookup(target)
             with torch.no_grad():
                 rows, bias = self._lookup(flat)
-            learn = observed(flat, target)
-            rows = learn(rows, target_rows)
-            bias = None if bias is None or target_bias is None else learn(bias, target_bias)
+            replace = replace_target_rows(flat, target)
+            rows = replace(rows, target_rows)
+            bias = None if bias is None or target_bias is None else replace(bias, target_bias)
         else:
-            # One look-up for all, so that there is one gradient.
+            # One lookup for all, so that there is one gradient.
             rows, bias = self._lookup(torch.cat([target, flat]))
             sizes = [len(target), len(flat)]
             target_rows, rows = rows.split(sizes)
@@ -345,8 +284,8 @@ class ClassHead(nn.Module):
         return target_score, exclude_hits(scores, candidates)
 
     def score_chunks(self, size: int) -> Iterator[tuple[int, Callable[[Tensor], Tensor]]]:
-        """For each run of `size` classes its first id and a function from hidden [B, D] to scores [B, size]."""
-        # Split, not sliced: the gradients of slices would each be a table of their own.
+        """Yield for each run of `size` classes its first id and a function from hidden [B, D] to scores [B, size]."""
+        # Split, not sliced: the gradient of each slice would be a whole table.
         rows = self.weight.split(size)
         biases = (None,) * len(rows) if self.bias is None else self.bias.split(size)
         for i, (part, bias) in enumerate(zip(rows, biases, strict=True)):
@@ -357,7 +296,7 @@ class ClassHead(nn.Module):
             yield i * size, score
 
     def class_gradient(self, hidden: Tensor, ids: Tensor, gamma: Tensor) -> Tensor:
-        """Σ_b γ[b, u] ∂s(u)/∂w_u for ids [U] and γ [B, U]: a row [D] for each class, with its bias [D + 1]."""
+        """Return Σ_b γ[b, u] ∂s(u)/∂w_u for ids [U] and γ [B, U]: [U, D], or [U, D + 1] with biases."""
         rows = self.weight.detach()[ids].requires_grad_()
         scores = self._directions(hidden) @ self._directions(rows, scaled=False).T
         (gradient,) = torch.autograd.grad((scores * gamma).sum(), rows)
@@ -368,16 +307,26 @@ class ClassHead(nn.Module):
         return rows, None if self.bias is None or self._biases is None else self._biases(self.bias, ids)
 
     def _directions(self, x: Tensor, *, scaled: bool = True) -> Tensor:
-        """Vectors as the similarity takes them: as they are, or of unit length times the scale."""
-        return directions(x, Similarity(self.similarity, self.scale), scaled=scaled)
+        return directions(x, self._similarity, scaled=scaled)
+
+    @property
+    def _similarity(self) -> Similarity:
+        return Similarity(self.similarity, self.scale)
 
     def _pair(self, hidden: Tensor, rows: Tensor, bias: Tensor | None) -> Tensor:
-        """Scores [B] of hidden [B, D] with a row each [B, D]."""
-        hidden, rows = wide(self._directions(hidden)), wide(self._directions(rows, scaled=False))
+        """Return scores [B] of hidden [B, D] with one row each [B, D]."""
+        hidden = at_least_float32(self._directions(hidden))
+        rows = at_least_float32(self._directions(rows, scaled=False))
         score = (hidden * rows).sum(-1)
         return score if bias is None else score + bias
 
-    def _check_hidden(self, hidden: Tensor) -> None:
+    def check_hidden(self, hidden: Tensor) -> None:
+        """Raise unless `hidden` is [..., D], on the device and of the dtype of the head.
+
+        Raises:
+            TypeError: it is not a Tensor.
+            ValueError: it has another shape, device or, outside autocast, dtype.
+        """
         _check.tensor("hidden", hidden)
         if hidden.dim() == 0 or hidden.shape[-1] != self.dim:
             raise ValueError(f"`hidden` must have shape [..., {self.dim}], got {list(hidden.shape)}")
@@ -398,6 +347,6 @@ class ClassHead(nn.Module):
 def _initial_rows(
     rows: int, dim: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
 ) -> Tensor:
-    """Rows as nn.Linear starts them."""
+    """Return rows initialised as nn.Linear does."""
     bound = 1 / math.sqrt(dim)
     return torch.empty(rows, dim, device=device, dtype=dtype).uniform_(-bound, bound)

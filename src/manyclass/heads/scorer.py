@@ -1,4 +1,4 @@
-"""A head for any differentiable score of a class: two towers, features of classes, a network over both."""
+"""A head for any differentiable score: two towers, class features, a network over both."""
 
 from collections.abc import Callable, Iterator
 
@@ -7,24 +7,23 @@ from torch import Tensor, nn
 
 from manyclass import _check
 from manyclass.candidates import Candidates
-from manyclass.heads import _exact
-from manyclass.heads._batch import flatten, wide
-from manyclass.heads._exact import TopK
-from manyclass.heads._sampled import approximate_log_likelihood, sampled_loss
-from manyclass.kernels import exclude_hits
+from manyclass.heads.exact import TopK, exact_log_z, exact_topk
+from manyclass.heads.examples import Examples
+from manyclass.heads.sampled import approximate_log_likelihood, exact_loss, log_prob, sampled_loss
+from manyclass.kernels import at_least_float32, exclude_hits
 from manyclass.objectives import Likelihood, Objective
-from manyclass.samplers import Sampler
+from manyclass.samplers import Sampler, check_life_cycle
 
 
 class ScorerHead(nn.Module):
-    """The losses of `ClassHead` over any u(c, x) = exp(scorer(x, c)).
+    """A head with the losses of `ClassHead` over any u(c, x) = exp(scorer(x, c)).
 
     Args:
         scorer: a Module (or function) from hidden [G, S, ...] and ids [G, K] to scores [G, S, K]: G groups of S
-            examples, each group with K classes of its own. A tower for classes runs once on ids [G, K], whatever
-            S is, so candidates that a batch shares are encoded once.
-        sampler: which classes a step scores; it knows their number.
-        objective: what is maximised. Default: `Likelihood`.
+            examples, each group with its K classes. A tower for classes runs once on ids [G, K], whatever S is, so
+            candidates that a batch shares are encoded once.
+        sampler: chooses the classes that a step scores, and has their number.
+        objective: the training objective. Default: `Likelihood`.
 
     Example:
         >>> from manyclass.samplers import Importance
@@ -40,6 +39,7 @@ class ScorerHead(nn.Module):
         self, scorer: Callable[[Tensor, Tensor], Tensor], sampler: Sampler, *, objective: Objective | None = None
     ) -> None:
         super().__init__()
+        check_life_cycle(sampler)
         self.scorer = scorer
         self.sampler = sampler
         self.objective = Likelihood() if objective is None else objective
@@ -48,102 +48,52 @@ class ScorerHead(nn.Module):
     def num_classes(self) -> int:
         return self.sampler.num_classes
 
-    def forward(
-        self,
-        hidden: Tensor,
-        target: Tensor,
-        *,
-        weight: Tensor | None = None,
-        exclude: Tensor | None = None,
-        log_z: Tensor | None = None,
-        ignore_index: int = -100,
-        reduction: str = "mean",
-        generator: torch.Generator | None = None,
-    ) -> Tensor:
-        """The loss of the objective over one draw of the sampler; arguments as of `ClassHead`.
+    @property
+    def tables(self) -> dict[str, Tensor | None]:
+        """No class parameters: they are the scorer's."""
+        return {}
 
-        Args:
-            hidden: whatever the scorer takes, [*target.shape, ...].
-        """
-        batch = flatten(
-            hidden,
-            target,
-            self.num_classes,
-            weight=weight,
-            exclude=exclude,
-            log_z=log_z,
-            ignore_index=ignore_index,
-            reduction=reduction,
-        )
-        return batch.reduce(sampled_loss(self, batch, generator), reduction)
+    forward = sampled_loss
+    exact_loss = exact_loss
+    approximate_log_likelihood = approximate_log_likelihood
+    log_prob = log_prob
 
-    def exact_loss(
-        self,
-        hidden: Tensor,
-        target: Tensor,
-        *,
-        weight: Tensor | None = None,
-        exclude: Tensor | None = None,
-        ignore_index: int = -100,
-        reduction: str = "mean",
-    ) -> Tensor:
-        """The exact cross entropy over all classes not excluded, in chunks."""
-        batch = flatten(
-            hidden,
-            target,
-            self.num_classes,
-            weight=weight,
-            exclude=exclude,
-            ignore_index=ignore_index,
-            reduction=reduction,
-        )
-        target_score = self._own(batch.hidden, batch.target.unsqueeze(1)).squeeze(1)
-        loss = _exact.log_z(self, batch.hidden, batch.exclude) - target_score
-        _check.finite_loss(loss, hidden=batch.hidden, target_score=target_score)
-        return batch.reduce(loss, reduction)
+    def check_hidden(self, hidden: Tensor) -> None:
+        """Accept anything: the scorer knows what it takes."""
 
-    def approximate_log_likelihood(
-        self,
-        hidden: Tensor,
-        target: Tensor,
-        *,
-        exclude: Tensor | None = None,
-        generator: torch.Generator | None = None,
-    ) -> Tensor:
-        """log p̃(target) [...] from one draw, for monitoring under any objective; on average it flatters a little."""
-        batch = flatten(hidden, target, self.num_classes, exclude=exclude)
-        return approximate_log_likelihood(self, batch, generator).reshape(batch.shape)
+    def fused_loss(self, examples: Examples, candidates: Candidates) -> None:
+        """Return None: there are no kernels for a scorer."""
+
+    def target_scores(self, hidden: Tensor, target: Tensor) -> Tensor:
+        """Return the scores [B] of one class for each example."""
+        return self._own(hidden, target.unsqueeze(1)).squeeze(1)
 
     def scores(self, hidden: Tensor, ids: Tensor) -> Tensor:
-        """Scores [B, K] of hidden [B, ...] for ids [B, K], or for ids [K] that all share."""
+        """Return scores [B, K] of hidden [B, ...] for ids [B, K], or for ids [K] that all examples share."""
         ids = _check.ids("ids", ids, self.num_classes)
         if ids.dim() == 1:
-            return wide(self.scorer(hidden.unsqueeze(0), ids.unsqueeze(0)).squeeze(0))
+            return at_least_float32(self.scorer(hidden.unsqueeze(0), ids.unsqueeze(0)).squeeze(0))
         return self._own(hidden, ids)
 
     def log_z(self, hidden: Tensor) -> Tensor:
-        """The exact log Z [B] of hidden [B, ...]."""
-        return _exact.log_z(self, hidden)
-
-    def log_prob(self, hidden: Tensor, ids: Tensor) -> Tensor:
-        """Exact log-probabilities [B, K] of hidden [B, ...] for ids [B, K], or for ids [K] that all share."""
-        return self.scores(hidden, ids) - self.log_z(hidden).unsqueeze(-1)
+        """Return the exact log Z [B] of hidden [B, ...]."""
+        return exact_log_z(self, hidden)
 
     def topk(self, hidden: Tensor, k: int, *, exclude: Tensor | None = None) -> TopK:
-        """The k most probable classes of hidden [B, ...] that are not in exclude [B, E], exactly."""
+        """Return exactly the k most probable classes of hidden [B, ...] that are not in exclude [B, E]."""
         if exclude is not None:
             exclude = _check.ids("exclude", exclude, self.num_classes, pads=True)
-        return _exact.topk(self, hidden, k, exclude)
+        return exact_topk(self, hidden, k, exclude)
 
     def candidate_scores(self, hidden: Tensor, target: Tensor, candidates: Candidates) -> tuple[Tensor, Tensor]:
-        """Scores of the targets [B] and of the candidates [B, ΣK], -inf where excluded."""
+        """Return scores of the targets [B] and of the candidates [B, ΣK], -inf where excluded."""
         scores = [
             block.ungroup(self.scorer(block.group(hidden), block.ids), len(hidden)) for block in candidates.blocks
         ]
-        return self._own(hidden, target.unsqueeze(1)).squeeze(1), exclude_hits(scores, candidates)
+        return self.target_scores(hidden, target), exclude_hits(scores, candidates)
 
     def score_chunks(self, size: int) -> Iterator[tuple[int, Callable[[Tensor], Tensor]]]:
-        """For each run of `size` classes its first id and a function from hidden [B, ...] to scores [B, size]."""
+        """Yield for each run of `size` classes its first id and a function from hidden [B, ...] to scores [B, size]."""
         for start in range(0, self.num_classes, size):
 
             def score(hidden: Tensor, start: int = start) -> Tensor:
@@ -153,7 +103,11 @@ class ScorerHead(nn.Module):
             yield start, score
 
     def class_gradient(self, hidden: Tensor, ids: Tensor, gamma: Tensor) -> Tensor:
-        """Σ_b γ[b, u] ∂s(u)/∂θ over all ids [U], one row: the scorer's parameters θ belong to no class alone."""
+        """Return Σ_b γ[b, u] ∂s(u)/∂θ over all ids [U], one row: the scorer's parameters θ are shared by all classes.
+
+        Raises:
+            TypeError: the scorer is not a Module.
+        """
         if not isinstance(self.scorer, nn.Module):
             raise TypeError(f"`scorer` must be a Module to have its gradient taken, got {type(self.scorer).__name__}")
         parameters = [parameter for parameter in self.scorer.parameters() if parameter.requires_grad]
@@ -161,5 +115,5 @@ class ScorerHead(nn.Module):
         return torch.cat([g.to_dense().reshape(1, -1) for g in gradients if g is not None], 1)
 
     def _own(self, hidden: Tensor, ids: Tensor) -> Tensor:
-        """Scores [B, K] where each example has ids [K] of its own."""
-        return wide(self.scorer(hidden.unsqueeze(1), ids).squeeze(1))
+        """Return scores [B, K] of separate ids [K] for each example."""
+        return at_least_float32(self.scorer(hidden.unsqueeze(1), ids).squeeze(1))

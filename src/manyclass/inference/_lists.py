@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from manyclass import _check
-from manyclass.samplers._clusters import learn_centroids, nearest
-from manyclass.samplers._index import load_faiss
+from manyclass._faiss import load_faiss
+from manyclass.kmeans import fit_centroids, nearest_centroids
 
 _CHUNK = 1 << 16
 _SAMPLE = 64  # rows a centroid is learnt from
@@ -55,7 +55,7 @@ class CodedLists:
         if some < num_classes:
             chosen = torch.randint(num_classes, (some,), generator=torch.Generator().manual_seed(0))
         sample = _padded(rows(chosen.to(device)))
-        centroids = learn_centroids(sample, number)
+        centroids = fit_centroids(sample, number)
         del sample
         label, low, high = _assign(rows, num_classes, centroids)
         lists = _empty(faiss, centroids, torch.cat([low, high - low]).cpu())
@@ -193,7 +193,7 @@ def _assign(rows: Callable[[Tensor], Tensor], num_classes: int, centroids: Tenso
     for start in range(0, num_classes, _CHUNK):
         ids = torch.arange(start, min(start + _CHUNK, num_classes), device=centroids.device)
         part = _padded(rows(ids))
-        label[ids] = nearest(part, centroids)
+        label[ids] = nearest_centroids(part, centroids)
         least, most = (part - centroids[label[ids]]).aminmax(dim=0)
         low, high = torch.minimum(low, least), torch.maximum(high, most)
     return label, low, high

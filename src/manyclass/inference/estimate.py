@@ -1,17 +1,15 @@
 """log Z from a few draws, with an error bar."""
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from manyclass import _check
 from manyclass.heads import ClassHead
-from manyclass.heads._batch import wide
 from manyclass.inference._queries import rows_at_once, rows_of
+from manyclass.kernels import at_least_float32
 from manyclass.samplers import Sampler
 
 _ROWS = 256  # examples at once: where each has a draw of its own, so many times k class vectors are held
@@ -59,7 +57,7 @@ def estimate_log_z(
         hidden: [..., D].
         explicit: ids [..., E], -1 pads: classes that are summed as they are, such as the best an index has found.
         sampler: draws the others. Default: the head's own. One that needs more classes for this than for training is
-            given here; one that looks at class vectors must have been shown the head's (`sampler.follow`).
+            given here; one that looks at class vectors must have been shown the head's (`sampler.attach`).
         draws: how many, at least 4. All rows of 256 share a draw, unless the sampler draws for groups.
         generator: for the draws.
 
@@ -94,9 +92,8 @@ def estimate_log_z(
         known = _once(explicit.reshape(len(rows), explicit.shape[-1]))
     size = min(_ROWS, rows_at_once(head, max(1, known.shape[1])))
     parts = []
-    with _at_rest(sampler):
-        for part, others in zip(rows.split(size), known.split(size), strict=True):
-            parts.append(_estimate(head, part, others, sampler, draws, generator))
+    for part, others in zip(rows.split(size), known.split(size), strict=True):
+        parts.append(_estimate(head, part, others, sampler, draws, generator))
     log_z, error = (torch.cat(x).reshape(hidden.shape[:-1]) for x in zip(*parts, strict=True))
     return LogZ(log_z, error)
 
@@ -111,7 +108,7 @@ def _estimate(
 ) -> tuple[Tensor, Tensor]:
     """log Z̃ and its error [B] of hidden [B, D]."""
     if not len(hidden):
-        return wide(hidden.new_empty(0)), wide(hidden.new_empty(0))
+        return at_least_float32(hidden.new_empty(0)), at_least_float32(hidden.new_empty(0))
     own = head.scores(hidden, explicit.clamp(min=0)).masked_fill_(explicit < 0, -math.inf)
     summed = own.double().logsumexp(1)
     # Nobody is the target here: any class stands for it, and its score is not used.
@@ -144,16 +141,3 @@ def _once(ids: Tensor) -> Tensor:
     ids = ids.sort(1).values
     ids[:, 1:] = ids[:, 1:].masked_fill(ids[:, 1:] == ids[:, :-1], -1)
     return ids
-
-
-@contextmanager
-def _at_rest(sampler: Sampler) -> Iterator[None]:
-    """In here draws are not taken for training steps, after so many of which a sampler follows what has changed."""
-    training = isinstance(sampler, nn.Module) and sampler.training
-    if isinstance(sampler, nn.Module):
-        sampler.eval()
-    try:
-        yield
-    finally:
-        if isinstance(sampler, nn.Module):
-            sampler.train(training)

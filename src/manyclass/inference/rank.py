@@ -4,8 +4,7 @@ import torch
 from torch import Tensor
 
 from manyclass import _check
-from manyclass.heads import ClassHead
-from manyclass.heads._exact import mask_places
+from manyclass.heads import ClassHead, mask_columns
 
 _ELEMENTS = 1 << 24  # scores held at once
 
@@ -40,7 +39,7 @@ def ranks(head: ClassHead, hidden: Tensor, target: Tensor, *, exclude: Tensor | 
         below, equal = torch.zeros_like(score, dtype=torch.float64), torch.zeros_like(score, dtype=torch.float64)
         for start, chunk in head.score_chunks(max(1, _ELEMENTS // max(1, len(rows)))):
             # By those below, of which there are none where scores are NaN. The target is below itself.
-            scores = mask_places(chunk(rows).to(score.dtype), masked - start)
+            scores = mask_columns(chunk(rows).to(score.dtype), masked - start)
             below += (scores < score).sum(1, keepdim=True)
             equal += (scores == score).sum(1, keepdim=True)
         found.append((1 + head.num_classes - below - equal / 2).squeeze(1))

@@ -3,6 +3,7 @@
 from manyclass.kernels.closed_form import closed_form_loss as closed_form_loss
 from manyclass.kernels.closed_form import has_closed_form as has_closed_form
 from manyclass.kernels.draw import LinearDraw as LinearDraw
+from manyclass.kernels.eager import at_least_float32 as at_least_float32
 from manyclass.kernels.eager import directions as directions
 from manyclass.kernels.eager import eager_loss as eager_loss
 from manyclass.kernels.eager import exclude_hits as exclude_hits

@@ -34,8 +34,13 @@ def directions(x: Tensor, similarity: Similarity, *, scaled: bool = True) -> Ten
     if similarity.kind == "dot":
         return x
     # A norm in half precision would overflow, or be too coarse.
-    unit = F.normalize(x if x.dtype == torch.float64 else x.float(), dim=-1).to(x.dtype)
+    unit = F.normalize(at_least_float32(x), dim=-1).to(x.dtype)
     return unit * similarity.scale if scaled else unit
+
+
+def at_least_float32(x: Tensor) -> Tensor:
+    """Return x in float32, or in float64 if it has that: scores may be half precision, sums of them may not."""
+    return x if x.dtype == torch.float64 else x.float()
 
 
 def linear_scores(hidden: Tensor, rows: Tensor, bias: Tensor | None, block: Block) -> Tensor:
@@ -53,7 +58,7 @@ def exclude_hits(scores: list[Tensor], candidates: Candidates) -> Tensor:
     columns = []
     for score, block in zip(scores, candidates.blocks, strict=True):
         # Half precision would overflow where log κ is added, and its log-sum-exp is too coarse for a loss.
-        score = score if score.dtype == torch.float64 else score.float()
+        score = at_least_float32(score)
         if candidates.excluded.shape[1]:
             score = score.masked_fill(candidates.hits(block.spread(block.ids, candidates.batch)), -math.inf)
         columns.append(score)

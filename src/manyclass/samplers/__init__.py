@@ -1,11 +1,13 @@
-"""Which classes a step scores."""
+"""Samplers: the choice of the classes that a step scores."""
 
 from manyclass.samplers._sampler import AdjustableSampler as AdjustableSampler
-from manyclass.samplers._sampler import BudgetedSampler as BudgetedSampler
-from manyclass.samplers._sampler import FollowingSampler as FollowingSampler
-from manyclass.samplers._sampler import LearningSampler as LearningSampler
+from manyclass.samplers._sampler import Observation as Observation
 from manyclass.samplers._sampler import Sampler as Sampler
-from manyclass.samplers._sampler import UpkeptSampler as UpkeptSampler
+from manyclass.samplers._sampler import SubsetSampler as SubsetSampler
+from manyclass.samplers._sampler import check_life_cycle as check_life_cycle
+from manyclass.samplers._sampler import no_learning as no_learning
+from manyclass.samplers._sampler import no_schedule as no_schedule
+from manyclass.samplers._sampler import no_vectors as no_vectors
 from manyclass.samplers.bernoulli import Bernoulli as Bernoulli
 from manyclass.samplers.budget import Budget as Budget
 from manyclass.samplers.clustered import Clustered as Clustered

@@ -1,4 +1,4 @@
-"""In which order classes lie on a sampler's line."""
+"""The order in which classes lie on a sampler's line."""
 
 import math
 
@@ -6,130 +6,147 @@ import torch
 from torch import Tensor, nn
 
 from manyclass import _check
-from manyclass._derived import follow_loaded_state
-from manyclass.samplers._clusters import learn_centroids, nearest
+from manyclass._loaded_state import follow_loaded_state
+from manyclass.kmeans import fit_centroids, nearest_centroids
 from manyclass.samplers._sampler import check_vectors
 
 ORDERS = ("frequency", "random", "cluster")
-_CLUSTERS = 256  # a comb of a thousand teeth takes several classes from each: more would change nothing
-_AT_ONCE = 64
+MAX_CLUSTERS = 256  # a comb of a thousand teeth takes several classes from each: more would change nothing
+CLASSES_PER_STEP = 64
 
 
 class ClassOrder(nn.Module):
-    """An order of C classes: as given, heaviest first, at random, or such that neighbours have like class vectors.
+    """An order of C classes: as given, heaviest first, at random, or such that neighbours have similar class vectors.
 
-    Class vectors are clustered when they are first looked at. Then every draw for training finds the clusters of the
-    next 64 classes anew, so that no step does much more than others; when all have been looked at, the order follows.
+    Class vectors are clustered at the first draw. Then every training step assigns the next 64 classes to their
+    clusters, so that no step does much more work than others; after a pass over all classes the order changes.
 
     Args:
-        how: "given", "frequency", "random" or "cluster".
+        rule: "given", "frequency", "random" or "cluster".
     """
 
     _label: Tensor
     _centroid_bits: Tensor
 
-    def __init__(self, how: str) -> None:
+    def __init__(self, rule: str) -> None:
         super().__init__()
-        self.how = how
+        self.rule = rule
         self._vectors: tuple[Tensor, ...] = ()
-        # Of random orders, or of draws since vectors were first looked at.
+        # Counts random orders, or training steps since class vectors were attached.
         self._count = 0
+        # True until newly attached class vectors have been clustered.
+        self._stale = True
         self.register_buffer("_label", torch.empty(0, dtype=torch.int16))
-        # As integers the bits of floats are safe from `.half()` and `.to(dtype)`, which convert every floating buffer.
+        # Floats are stored as integer bits: `.half()` and `.to(dtype)` convert every floating-point buffer.
         self.register_buffer("_centroid_bits", torch.empty(0, 0, dtype=torch.int32))
         follow_loaded_state(self)
 
-    def derive(self) -> None:
-        """Nothing follows from what was loaded but what was loaded."""
-
     def check_size(self, num_classes: int) -> None:
-        """Raise where it is of other classes.
+        """Raise unless the clusters are those of `num_classes` classes.
 
         Raises:
-            ValueError: it is.
+            ValueError: the labels or centroids have another shape.
         """
         if self._label.shape not in ((0,), (num_classes,)) or self._centroid_bits.dim() != 2:
             raise ValueError(f"the clusters of a sampler must be of {num_classes} classes, got others")
 
-    def arrange(self, weight: Tensor, present: Tensor) -> Tensor:
-        """The ids in order, for weights [C] as they are now; `present` is the order before, of all ids there were."""
-        if self.how == "frequency":
+    def sort(self, weight: Tensor, current: Tensor) -> Tensor:
+        """Return the ids in order for the present weights [C]; `current` is the order so far, of all earlier ids."""
+        if self.rule == "frequency":
             return weight.argsort(descending=True, stable=True)
-        if self.how == "random":
+        if self.rule == "random":
             self._count += 1
             generator = torch.Generator().manual_seed(self._count)
             return torch.randperm(len(weight), generator=generator).to(weight.device)
         if len(self._label) == len(weight):
-            return self.by_cluster()
-        kept = present[present < len(weight)]
+            return self.sort_by_cluster()
+        kept = current[current < len(weight)]
         return torch.cat([kept, torch.arange(len(kept), len(weight), device=kept.device)])
 
-    def by_cluster(self) -> Tensor:
-        """The ids cluster by cluster; neighbouring clusters are alike."""
+    def sort_by_cluster(self) -> Tensor:
+        """Return the ids cluster by cluster; neighbouring clusters are similar."""
         return self._label.argsort(stable=True)
 
-    def follow(self, vectors: Tensor, num_classes: int) -> None:
-        """Look at these class vectors, where the order asks for them."""
-        if self.how != "cluster":
+    def attach(self, weight: Tensor, num_classes: int) -> None:
+        """Cluster these class vectors [C, D], if the rule is "cluster"."""
+        if self.rule != "cluster":
             return
-        check_vectors(vectors, num_classes)
-        # In a tuple, lest the head's parameter become the sampler's too.
-        self._vectors = (vectors,)
-        self._count = 0
+        check_vectors(weight, None, num_classes)
+        # In a tuple: as an attribute the head's parameter would be registered as the sampler's too.
+        self._vectors = (weight,)
+        self._count, self._stale = 0, True
 
     @property
     def vectors(self) -> tuple[Tensor, ...]:
-        """What is followed, if anything is."""
+        """The attached class vectors, or ()."""
         return self._vectors
 
     @torch.no_grad()
-    def look(self) -> bool:
-        """Look at some class vectors, and say whether the order is another one now; one call for each draw."""
-        # What changes tables has no place in a compiled graph, which holds them as they are.
-        if not self._vectors or torch.compiler.is_compiling() or not (self.training or self._count == 0):
+    def build_if_stale(self) -> bool:
+        """Cluster newly attached class vectors. Return True if that changed the order."""
+        # A compiled graph holds the tables as constants, so nothing may change them inside it.
+        if not self._vectors or not self._stale or torch.compiler.is_compiling():
             return False
-        vectors = self._vectors[0].detach()
-        turn = self._count % self.turns
-        if turn == 0:
-            self.learn()
-        centroids = self._centroid_bits.view(torch.float32)
+        self.fit_centroids()
+        self._label = nearest_centroids(self._vectors[0].detach(), self._centroid_bits.view(torch.float32)).short()
+        self._stale = False
+        return True
+
+    @torch.no_grad()
+    def advance(self) -> bool:
+        """Assign the next classes to their clusters, once for each training step. Return True if the order changed."""
+        if not self._vectors or torch.compiler.is_compiling():
+            return False
         if self._count == 0:
-            self._label = nearest(vectors, centroids).short()
-        else:
-            rows = slice(turn * _AT_ONCE, (turn + 1) * _AT_ONCE)
-            self._label[rows] = nearest(vectors[rows], centroids).short()
+            self._count = 1
+            return self.build_if_stale()
+        turn = self._count % self.steps_per_pass
+        if turn == 0:
+            self.fit_centroids()
+        rows = slice(turn * CLASSES_PER_STEP, (turn + 1) * CLASSES_PER_STEP)
+        centroids = self._centroid_bits.view(torch.float32)
+        self._label[rows] = nearest_centroids(self._vectors[0].detach()[rows], centroids).short()
         self._count += 1
-        return self._count == 1 or turn == self.turns - 1
+        return turn == self.steps_per_pass - 1
 
     @property
-    def turns(self) -> int:
-        """Draws in which all classes are looked at."""
-        return -(-len(self._vectors[0]) // _AT_ONCE)
+    def steps_per_pass(self) -> int:
+        """The training steps in which all classes are assigned to clusters."""
+        return -(-len(self._vectors[0]) // CLASSES_PER_STEP)
 
-    def learn(self) -> None:
-        """Learn where clusters are, from where they were."""
+    def fit_centroids(self) -> None:
+        """Fit the centroids to the class vectors, starting from the current ones."""
         vectors = self._vectors[0].detach()
-        number = min(_CLUSTERS, math.isqrt(len(vectors)))
+        number = min(MAX_CLUSTERS, math.isqrt(len(vectors)))
         known = self._centroid_bits.view(torch.float32)
-        start = known if known.shape == (number, vectors.shape[1]) and self._count else None
-        self._centroid_bits = learn_centroids(vectors, number, start).view(torch.int32)
+        start = known if known.shape == (number, vectors.shape[1]) and not self._stale else None
+        self._centroid_bits = fit_centroids(vectors, number, start).view(torch.int32)
 
     def get_extra_state(self) -> Tensor:
-        """The next random order, or which class vectors are looked at next, follows from it."""
-        return torch.tensor(self._count)
+        """Return the count, which decides the next random order or the classes to be assigned next, and staleness."""
+        return torch.tensor([self._count, self._stale])
 
     def set_extra_state(self, state: Tensor) -> None:
-        count = int(state)
-        if not 0 <= count < 1 << 53:
-            raise ValueError(f"the order of a sampler must tell how often it looked, got {count}")
-        self._count = count
+        """Continue from a saved count.
+
+        Raises:
+            ValueError: the state is not a count in [0, 2⁵³) and a flag.
+        """
+        if state.shape != (2,) or not 0 <= int(state[0]) < 1 << 53:
+            raise ValueError(f"the order of a sampler must hold a count of steps and a flag, got {state.tolist()}")
+        self._count, self._stale = int(state[0]), bool(state[1])
 
     def extra_repr(self) -> str:
-        return self.how
+        """Return the rule."""
+        return self.rule
 
 
 def first_order(order: str | Tensor, num_classes: int) -> Tensor:
-    """int64 [C]: a permutation of the ids as it was given, or by id until there is more to know."""
+    """Return int64 [C]: the permutation given, or the ids in ascending order for a rule.
+
+    Raises:
+        ValueError: `order` is not a known rule, not of length C, or repeats a class.
+    """
     if isinstance(order, str):
         _check.choice("order", order, ORDERS)
         return torch.arange(num_classes)

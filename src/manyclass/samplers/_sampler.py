@@ -1,7 +1,8 @@
-"""What every sampler is, and what they share."""
+"""The protocol of samplers, and the functions they share."""
 
-from collections.abc import Callable, Iterator
-from typing import NamedTuple, Protocol, Self, runtime_checkable
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol, Self, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -10,11 +11,34 @@ from manyclass import _check
 from manyclass.candidates import Candidates
 
 
+@dataclass(frozen=True)
+class Observation:
+    """The outcome of a training step, as a head shows it to its sampler.
+
+    The two functions cost time, so a sampler calls only the one it needs.
+
+    Args:
+        candidates: the draw of the step.
+        probability: returns [K], for each slot of a draw that the whole batch shares the root mean square over the
+            batch of u/Z̃, in examples that do not exclude the class.
+        rmse_log_z: returns the root-mean-square error of log Z̃ on a few examples, from further draws with a separate
+            generator of the given seed; NaN if all of them are ignored.
+    """
+
+    candidates: Candidates
+    probability: Callable[[], Tensor]
+    rmse_log_z: Callable[[int], float]
+
+
 class Sampler(Protocol):
-    """Says which classes to score for a batch of targets, and how many classes each of them stands for.
+    """Chooses the classes to score for a batch of targets, and how many classes each of them stands for.
 
     The promise: for any function g of classes, the expectation of Σ κ g(id) over the slots not excluded is the sum
-    of g over all classes not excluded. A sampler that cannot give it has `unbiased` False.
+    of g over all classes not excluded. A sampler that cannot keep it has `unbiased` False.
+
+    The life cycle is the same for all. A head calls `attach` when it takes the sampler; then, for each training step,
+    `advance`, `draw` and, if the sampler learns, `observe`. Evaluations and probes only draw, and drawing changes
+    nothing that later draws depend on. Wrappers pass every call on.
     """
 
     @property
@@ -22,7 +46,7 @@ class Sampler(Protocol):
 
     @property
     def device(self) -> torch.device | None:
-        """Where its tables are; None where it has none."""
+        """The device of its tables; None if it has no tables."""
         ...
 
     @property
@@ -30,7 +54,20 @@ class Sampler(Protocol):
 
     @property
     def renormalises(self) -> bool:
-        """Whether it draws from the complement of `exclude`, rather than leave hits to be emptied."""
+        """True if it draws from the complement of `exclude`; False if excluded classes become empty slots."""
+        ...
+
+    @property
+    def learns(self) -> bool:
+        """True if `observe` changes what is drawn later."""
+        ...
+
+    def attach(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        """Use these class vectors [C, D] and biases [C], with the values they have at each later call."""
+        ...
+
+    def advance(self) -> None:
+        """Count a training step, before its draw: start a rebuild that is due, take up one that has finished."""
         ...
 
     def __call__(
@@ -47,98 +84,53 @@ class Sampler(Protocol):
     def draw(
         self, target: Tensor, exclude: Tensor, *, hidden: Tensor | None, generator: torch.Generator | None
     ) -> Candidates:
-        """As a call, for arguments that have been checked: int64 [B] and [B, E], all in range."""
+        """Draw for checked arguments: int64 [B] and [B, E], all in range."""
+        ...
+
+    def observe(self, observation: Observation) -> None:
+        """Learn from a training step, after its draw was scored."""
         ...
 
     def to(self, device: torch.device) -> Self:
-        """Move its tables, as every Module does."""
+        """Move the tables, as every Module does."""
         ...
 
     def refresh(self) -> None:
-        """Rebuild from the counts the sampler was given: the only work that grows with C after set-up."""
+        """Rebuild from the counts: the only work that grows with C after set-up."""
         ...
 
     def resize(self, num_classes: int) -> None:
-        """Follow a change of the number of classes."""
+        """Change the number of classes."""
         ...
 
 
 @runtime_checkable
-class TableSampler(Sampler, Protocol):
-    """A sampler drawn from a table, which can be told to leave classes to somebody else."""
+class SubsetSampler(Sampler, Protocol):
+    """A sampler that can draw from a subset of its classes."""
 
     @property
     def k(self) -> int | None: ...
 
-    def without(self, ids: Tensor) -> "TableSampler":
-        """The same design over all classes but these, which somebody else sums."""
+    def without(self, ids: Tensor) -> "SubsetSampler":
+        """Return the same design over all classes but these, which are summed elsewhere."""
         ...
 
     def heaviest(self, n: int) -> Tensor:
-        """The n classes that the design draws most often, in ascending order."""
-        ...
-
-
-@runtime_checkable
-class FollowingSampler(Sampler, Protocol):
-    """A sampler that looks at class vectors: a head shows it its own."""
-
-    def follow(self, vectors: Tensor, bias: Tensor | None = None) -> None:
-        """Draw with regard to these vectors [C, D] and biases [C], as they will be at each draw."""
-        ...
-
-
-@runtime_checkable
-class LearningSampler(Sampler, Protocol):
-    """A sampler that learns from what its draws carried; all of a batch share them."""
-
-    def observe(self, candidates: Candidates, p: Tensor) -> None:
-        """Told after a training step's draw: p [K] is the root of the mean over the batch of (u/Z̃)² of each slot."""
+        """Return the n classes that the design draws most often, in ascending order."""
         ...
 
 
 @runtime_checkable
 class AdjustableSampler(Sampler, Protocol):
-    """A sampler whose number of classes drawn can be changed."""
+    """A sampler whose number of drawn classes can be changed."""
 
     @property
-    def k(self) -> int | None: ...
+    def k(self) -> int | None:
+        """The number of classes drawn; None if it cannot be changed."""
+        ...
 
     def set_k(self, k: int) -> None:
         """Draw another number of classes from now on. May rebuild tables of C entries."""
-        ...
-
-
-class BudgetedSampler(Sampler, Protocol):
-    """A sampler that is told the error of log Z̃ now and then, and draws with another one."""
-
-    @property
-    def sampler(self) -> Sampler:
-        """The one that draws, and that learns if it can."""
-        ...
-
-    def due(self) -> bool:
-        """Whether the error is wanted in this training step, which is counted."""
-        ...
-
-    def take_error(self, error: float) -> None:
-        """Told the root-mean-square error of log Z̃; NaN where there was nothing to measure."""
-        ...
-
-
-class Upkeep(NamedTuple):
-    """Something that a sampler does now and then, beside its draws."""
-
-    run: Callable[[], None]
-    every: int
-
-
-@runtime_checkable
-class UpkeptSampler(Sampler, Protocol):
-    """A sampler whose steps are not all alike: what it does now and then can be asked for, and timed."""
-
-    def upkeep(self) -> Iterator[Upkeep]:
-        """What is done now and then, and how often."""
         ...
 
 
@@ -150,12 +142,37 @@ def checked_draw(
     exclude: Tensor | None = None,
     generator: torch.Generator | None = None,
 ) -> Candidates:
-    """What every sampler does when it is called: check the arguments, then draw."""
+    """Check the arguments, then draw: the `forward` of every sampler."""
     return self.draw(*check_call(self, target, exclude), hidden=hidden, generator=generator)
 
 
+def no_vectors(self: Sampler, weight: Tensor, bias: Tensor | None = None) -> None:
+    """Ignore the class vectors: the `attach` of designs that do not depend on them."""
+
+
+def no_schedule(self: Sampler) -> None:
+    """Do nothing: the `advance` of designs without rebuilds."""
+
+
+def no_learning(self: Sampler, observation: Observation) -> None:
+    """Learn nothing: the `observe` of designs that stay as they are."""
+
+
+def check_life_cycle(sampler: Sampler) -> None:
+    """Raise unless the sampler has every method of the life cycle.
+
+    Raises:
+        TypeError: a method is missing.
+    """
+    for name in ("attach", "advance", "draw", "observe", "refresh", "resize"):
+        if not callable(getattr(sampler, name, None)):
+            raise TypeError(
+                f"`sampler` must have the methods of samplers.Sampler, got a {type(sampler).__name__} without {name!r}"
+            )
+
+
 def check_call(sampler: Sampler, target: Tensor, exclude: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Targets as int64 [B] and exclusions as int64 [B, E], checked."""
+    """Return targets as int64 [B] and exclusions as int64 [B, E], checked."""
     num_classes, device = sampler.num_classes, sampler.device
     target = _check.ids("target", target, num_classes)
     batch = target.shape[0] if target.dim() == 1 else 0
@@ -172,16 +189,25 @@ def check_call(sampler: Sampler, target: Tensor, exclude: Tensor | None) -> tupl
     return target, exclude
 
 
-def check_vectors(vectors: Tensor, num_classes: int) -> None:
-    """Raise where a sampler is shown something else than a vector for each class."""
-    _check.tensor("vectors", vectors)
-    if vectors.dim() != 2 or vectors.shape[0] != num_classes:
-        raise ValueError(f"`vectors` must have shape [{num_classes}, D], got {list(vectors.shape)}")
+def check_vectors(weight: Tensor, bias: Tensor | None, num_classes: int) -> None:
+    """Raise unless there is a vector, and a bias if any, for each class.
+
+    Raises:
+        TypeError: `weight` is not a Tensor.
+        ValueError: `weight` is not [C, D] or `bias` not [C].
+    """
+    _check.tensor("weight", weight)
+    if weight.dim() != 2 or weight.shape[0] != num_classes:
+        raise ValueError(f"`weight` must have shape [{num_classes}, D], got {list(weight.shape)}")
+    if bias is not None:
+        _check.shape("bias", bias, (num_classes,))
 
 
 def num_groups(target: Tensor, group_size: int | None) -> int:
+    """Return how many groups share a draw each; a `group_size` of None is the whole batch."""
     return 1 if group_size is None else -(-target.shape[0] // group_size)
 
 
 def check_group_size(group_size: int | None) -> int | None:
+    """Return `group_size` if it is None or at least 1."""
     return None if group_size is None else _check.whole("group_size", group_size, 1)

@@ -1,4 +1,4 @@
-"""Where a sampler's weights come from, so that its table can be built again when they change."""
+"""The source of a sampler's weights, from which its table is rebuilt when they change."""
 
 import torch
 from torch import Tensor, nn
@@ -8,13 +8,13 @@ from manyclass.counts import ClassCounts
 
 
 class WeightSource(nn.Module):
-    """Weights of C classes: a tensor or ClassCounts, to a power, less the classes that are left to somebody else.
+    """Weights of C classes: a tensor or ClassCounts, to a power, without the classes that are summed elsewhere.
 
     Args:
         weights: C numbers or ClassCounts.
         power: exponent of the weights.
         left_out: ids of classes that are summed elsewhere and must not be drawn; their weights may be 0.
-        name: what the sampler's user knows the weights as, for errors.
+        name: the sampler's argument that holds the weights, for errors.
     """
 
     def __init__(
@@ -30,14 +30,14 @@ class WeightSource(nn.Module):
         self.left_out = left_out
         self.name = name
         self.weights = weights if isinstance(weights, ClassCounts) else _check.masses(name, weights)
-        self._never: int | None = None
+        self._undrawable: int | None = None
 
     @property
     def num_classes(self) -> int:
         return self.weights.num_classes if isinstance(self.weights, ClassCounts) else len(self.weights)
 
     def read(self) -> Tensor:
-        """float64 [C], 0 for the classes that must not be drawn. A copy: the caller may write to it."""
+        """Return the weights, float64 [C], 0 for the classes that must not be drawn; a copy that may be written to."""
         if isinstance(self.weights, ClassCounts):
             mass = self.weights.weights(self.power)
         else:
@@ -48,26 +48,37 @@ class WeightSource(nn.Module):
             mass[left_out] = 0
             if never is not None:
                 never[left_out] = False
-        self._never = int(never.nonzero()[0]) if never is not None and never.any() else None
+        self._undrawable = int(never.nonzero()[0]) if never is not None and never.any() else None
         return mass
 
     def check_every_class_drawn(self) -> None:
-        """Raise where a class has weight 0 and nobody sums it explicitly. Costs nothing: `read` looked for it."""
-        if self._never is not None:
+        """Raise if a class has weight 0 and is not summed explicitly. Costs nothing: `read` has looked for it.
+
+        Raises:
+            ValueError: a class can never be drawn.
+        """
+        if self._undrawable is not None:
             raise ValueError(
-                f"`{self.name}` must be above 0 for every class that is not explicit, got 0 at position {self._never}:"
-                " it would never be drawn and Z̃ would be biased. Smooth the counts, or name it in WithExplicit"
+                f"`{self.name}` must be above 0 for every class that is not explicit, got 0 at position "
+                f"{self._undrawable}: it would never be drawn and Z̃ would be biased. "
+                "Smooth the counts, or name it in WithExplicit"
             )
 
     def heaviest(self, n: int) -> Tensor:
-        """The n classes of largest weight, in ascending order."""
+        """Return the n classes of largest weight, in ascending order."""
         return self.read().topk(n).indices.sort().values
 
     def without(self, ids: Tensor) -> "WeightSource":
+        """Return the same weights without these classes."""
         left_out = ids if self.left_out is None else torch.cat([self.left_out, ids])
         return WeightSource(self.weights, power=self.power, left_out=left_out, name=self.name)
 
     def resize(self, num_classes: int) -> None:
+        """Resize the counts.
+
+        Raises:
+            ValueError: the weights are a tensor.
+        """
         if not isinstance(self.weights, ClassCounts):
             raise ValueError(
                 f"`sampler` must be built from ClassCounts to be resized to {num_classes} classes, got one built from "

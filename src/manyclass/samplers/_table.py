@@ -5,12 +5,12 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from manyclass._derived import follow_loaded_state
+from manyclass._loaded_state import follow_loaded_state
 from manyclass.kernels import cpu
 
-_CHUNK = 1 << 24
-_STRETCH = 64
-_MARGIN = 1e-2
+ENTRIES_PER_CHUNK = 1 << 24
+CLASSES_PER_STRETCH = 64
+CELL_MARGIN = 1e-2
 
 
 class MassTable(nn.Module):
@@ -22,16 +22,16 @@ class MassTable(nn.Module):
 
     A guide leads to the class at a position. The line is cut into stretches of equal length, and each stretch into
     about as many cells of equal length as classes begin in it; for each cell the guide holds the last class that
-    begins before it. What is left is a search over the few classes that begin in one cell, where a binary search
-    over the whole sum would miss the cache at most of its 27 steps for 10⁸ classes.
+    begins before it. Only the few classes that begin in one cell remain to be searched; a binary search over the
+    whole sum would miss the cache at most of its 27 steps for 10⁸ classes.
 
     Args:
         mass: float64 [C], finite and not negative.
-        name: what the caller's user knows the masses as, for the error.
+        name: the argument of the sampler that holds the masses, for errors.
         order: int64 [C], the ids in the order in which they lie on the line; None: by id.
 
     Raises:
-        ValueError: a mass so small beside the others that their sum cannot hold it.
+        ValueError: a mass is so small beside the others that it is lost in their sum.
     """
 
     _cumulative_bits: Tensor
@@ -47,18 +47,18 @@ class MassTable(nn.Module):
     def __init__(self, mass: Tensor, *, name: str = "weights", order: Tensor | None = None) -> None:
         super().__init__()
         nothing = torch.empty(0, dtype=torch.int64)
-        # As int64 the bits of floats are safe from `.half()` and `.to(dtype)`, which convert every floating buffer.
+        # Floats are stored as int64 bits: `.half()` and `.to(dtype)` convert every floating-point buffer.
         self.register_buffer("_cumulative_bits", nothing)
         self.register_buffer("_zero", nothing)
         self.register_buffer("_order", None)
         self.register_buffer("_place", None, persistent=False)
         for derived in ("_ids", "_intercept_bits", "_slope_bits", "_guide"):
             self.register_buffer(derived, nothing, persistent=False)
-        self.fill(mass, name=name, order=order)
-        follow_loaded_state(self)
+        self.rebuild(mass, name=name, order=order)
+        follow_loaded_state(self, MassTable._after_load)
 
-    def fill(self, mass: Tensor, *, name: str = "weights", order: Tensor | None = None) -> None:
-        """Build the table anew."""
+    def rebuild(self, mass: Tensor, *, name: str = "weights", order: Tensor | None = None) -> None:
+        """Build the table from other masses; arguments as of the class."""
         if order is not None:
             mass = mass[order]
         self._order = order
@@ -81,22 +81,22 @@ class MassTable(nn.Module):
                 )
             zeros.append((~positive).nonzero().squeeze(1) + start)
             ends = ends[1:][positive]
-            # What is kept never overtakes what is read, so the sum can close its gaps in place.
+            # Entries are written at or before the place they are read from, so the gaps can be closed in place.
             cumulative[kept + 1 : kept + 1 + len(ends)] = ends
             kept += len(ends)
         self._cumulative_bits = cumulative[: kept + 1].view(torch.int64)
         self._zero = torch.cat(zeros)
-        self.derive()
+        self._derive()
 
-    def check_loaded(self) -> None:
-        """Raise where what was loaded is no table: a search would read what lies beside it.
+    def _after_load(self, _: object) -> None:
+        """Refuse a loaded state that is not a table, since a search would read past its end, and derive the guide.
 
         Raises:
-            ValueError: it is none.
+            ValueError: the sum does not rise from 0, or the classes left out or the order are not those of a table.
         """
         cumulative, zero = self._cumulative, self._zero
         num_classes = len(cumulative) - 1 + len(zero)
-        # Beside a great mass a tiny one may add nothing.
+        # Equal neighbours are valid: a tiny mass may add nothing to a large sum.
         rising = cumulative.isfinite().all() and (cumulative.diff() >= 0).all()
         if cumulative.dim() != 1 or not len(cumulative) or cumulative[0] != 0 or not rising:
             raise ValueError("the table of a sampler must hold a sum that rises from 0, got another")
@@ -106,9 +106,10 @@ class MassTable(nn.Module):
             wanted = torch.arange(num_classes, device=self.device)
             if self._order.shape != wanted.shape or not torch.equal(self._order.sort().values, wanted):
                 raise ValueError("the table of a sampler must hold an order of all classes, got another")
+        self._derive()
 
-    def derive(self) -> None:
-        """Build the guide and the constants of the search. The only place that waits for the device."""
+    def _derive(self) -> None:
+        """Build the guide and the constants of the search. The only place that synchronises with the device."""
         cumulative = self._cumulative
         n = len(cumulative) - 1
         self.num_classes = n + len(self._zero)
@@ -118,22 +119,22 @@ class MassTable(nn.Module):
             self._place = torch.empty_like(self._order)
             self._place[self._order] = torch.arange(self.num_classes, device=self.device)
         self.total = float(cumulative[-1])
-        stretches = -(-n // _STRETCH)
+        stretches = -(-n // CLASSES_PER_STRETCH)
         self._scale = stretches / self.total if n else 0.0
         self._widest, self._steps = 0, ()
-        self._searched: cpu.SearchTable | None = None
+        self._cpu_table: cpu.SearchTable | None = None
         if n == 0:
             return
-        # One more, empty, for positions that rounding takes to the end of the line.
+        # One more stretch, empty, for positions that rounding moves to the end of the line.
         begin = torch.arange(stretches + 2, dtype=torch.float64, device=cumulative.device).div_(self._scale)
         # cell = floor(intercept + slope · position). A margin keeps both ends of a stretch inside its own cells
         # whatever the product rounds to, so that later positions never have earlier cells. The product is about
         # stretches · cells, so a crowded stretch gets no more cells than leave its rounding within the margin.
-        most = max(1.0, _MARGIN / (8 * torch.finfo(torch.float64).eps * stretches))
-        # A cell more than there are classes, so that no stretch has none.
+        most = max(1.0, CELL_MARGIN / (8 * torch.finfo(torch.float64).eps * stretches))
+        # One cell more than there are classes, so that every stretch has a cell.
         cells = torch.searchsorted(cumulative[:-1], begin).diff().double().clamp_(max=most).floor_().add_(1.0)
-        slope = (cells - 2 * _MARGIN).mul_(self._scale)
-        offset = cells.cumsum(0).sub_(cells).add_(_MARGIN)
+        slope = (cells - 2 * CELL_MARGIN).mul_(self._scale)
+        offset = cells.cumsum(0).sub_(cells).add_(CELL_MARGIN)
         self._intercept_bits = torch.addcmul(offset, begin[:-1], slope, value=-1).view(torch.int64)
         self._slope_bits = slope.view(torch.int64)
         num_cells = int(cells.sum())
@@ -146,7 +147,10 @@ class MassTable(nn.Module):
             here = torch.arange(start, start + len(part), dtype=cell.dtype, device=cell.device)
             part.copy_(torch.searchsorted(cell, here).sub_(1).clamp_(min=0))
         del cell
-        widest = max(int(guide[start : start + _CHUNK + 1].diff().max()) for start in range(0, num_cells, _CHUNK))
+        widest = max(
+            int(guide[start : start + ENTRIES_PER_CHUNK + 1].diff().max())
+            for start in range(0, num_cells, ENTRIES_PER_CHUNK)
+        )
         # Starting earlier near the end keeps the steps, which sum to the widest cell, inside the table.
         self._guide = guide.clamp_(max=n - 1 - widest)
         self._widest, self._steps = widest, _halvings(widest)
@@ -160,7 +164,7 @@ class MassTable(nn.Module):
                 part.copy_(place if self._order is None else self._order[place])
 
     def _cell(self, position: Tensor) -> Tensor:
-        """The cells [N] of positions [N]."""
+        """Return the cells [N] of positions [N]."""
         stretch = (position * self._scale).long()
         intercept = self._intercept_bits.view(torch.float64).index_select(0, stretch)
         return intercept.addcmul_(self._slope_bits.view(torch.float64).index_select(0, stretch), position).long()
@@ -175,29 +179,29 @@ class MassTable(nn.Module):
 
     @property
     def order(self) -> Tensor | None:
-        """int64 [C]: the ids as they lie on the line; None: by id."""
+        """int64 [C]: the ids in the order of the line; None: by id."""
         return self._order
 
     def absent(self) -> Tensor:
-        """The classes of mass 0, in ascending order."""
+        """Return the classes of mass 0, in ascending order."""
         return self._zero if self._order is None else self._order[self._zero].sort().values
 
     def locate(self, position: Tensor) -> tuple[Tensor, Tensor]:
-        """Ids and masses of the classes that own these positions, float64 of any shape in [0, total]."""
+        """Return ids and masses of the classes that own these positions, float64 of any shape in [0, total]."""
         if cpu.is_available(position):
-            return cpu.locate(self.searched(), position)
+            return cpu.locate(self.cpu_table(), position)
         return self._locate(position)
 
-    def searched(self) -> cpu.SearchTable:
-        """The table as compiled kernels take it; made anew where its tensors were replaced, as by `.to`."""
-        if self._searched is None or self._searched.cumulative is not self._cumulative_bits:
+    def cpu_table(self) -> cpu.SearchTable:
+        """Return the table for compiled kernels; made again if its tensors were replaced, as by `.to`."""
+        if self._cpu_table is None or self._cpu_table.cumulative is not self._cumulative_bits:
             ids = None if self._ranks_are_ids else self._ids
             bits = (self._cumulative_bits, self._intercept_bits, self._slope_bits)
-            self._searched = cpu.SearchTable(*bits, self._scale, self._widest, self._guide, ids)
-        return self._searched
+            self._cpu_table = cpu.SearchTable(*bits, self._scale, self._widest, self._guide, ids)
+        return self._cpu_table
 
     def _locate(self, position: Tensor) -> tuple[Tensor, Tensor]:
-        """The eager reference of `locate`."""
+        """Return what `locate` does: the eager reference."""
         shape, position = position.shape, position.reshape(-1)
         cumulative = self._cumulative
         rank = self._guide.index_select(0, self._cell(position))
@@ -209,7 +213,7 @@ class MassTable(nn.Module):
         return ids.long().reshape(shape), mass.reshape(shape)
 
     def interval(self, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Where the intervals of classes start and end; a class of mass 0 has an empty one between its neighbours."""
+        """Return the starts and ends of classes on the line; a class of mass 0 has an empty interval."""
         place = ids if self._place is None else self._place.take(ids)
         cumulative, rank, behind = self._cumulative, place, place + 1
         if self._has_zero:
@@ -220,18 +224,19 @@ class MassTable(nn.Module):
         return cumulative.take(rank), cumulative.take(behind)
 
     def mass(self, ids: Tensor) -> Tensor:
+        """Return the masses of classes."""
         start, end = self.interval(ids)
         return end.sub_(start)
 
 
 def _parts(x: Tensor) -> Iterator[tuple[int, Tensor]]:
-    """Where each part of x starts, and the part: temporaries then stay small."""
-    for start in range(0, len(x), _CHUNK):
-        yield start, x[start : start + _CHUNK]
+    """Yield the start of each part of x and the part, so that temporaries stay small."""
+    for start in range(0, len(x), ENTRIES_PER_CHUNK):
+        yield start, x[start : start + ENTRIES_PER_CHUNK]
 
 
 def _halvings(width: int) -> tuple[int, ...]:
-    """Steps of a binary search over 0 … width that never goes beyond."""
+    """Return the steps of a binary search over 0 … width that never goes beyond it."""
     steps = []
     while width:
         steps.append((width + 1) // 2)

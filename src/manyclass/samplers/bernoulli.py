@@ -6,33 +6,40 @@ import torch
 from torch import Tensor, nn
 
 from manyclass import _check
-from manyclass._derived import follow_loaded_state
+from manyclass._loaded_state import follow_loaded_state
 from manyclass.candidates import Block, Candidates, join
 from manyclass.counts import ClassCounts, exponent
 from manyclass.samplers._inclusion import inclusion_probabilities
-from manyclass.samplers._sampler import check_group_size, checked_draw, num_groups
+from manyclass.samplers._sampler import (
+    check_group_size,
+    checked_draw,
+    no_learning,
+    no_schedule,
+    no_vectors,
+    num_groups,
+)
 from manyclass.samplers._source import WeightSource
 from manyclass.samplers._table import MassTable
 
-_OVERFLOW = 1e-12
+OVERFLOW_PROBABILITY = 1e-12
 
 
 class Bernoulli(nn.Module):
-    """Keeps each class independently with probability b = f^α, α solved for Σ b = k; κ = 1/b.
+    """A sample that keeps each class independently with probability b = f^α, α solved for Σ b = k; κ = 1/b.
 
     On a line where each class is -log(1 - b) long, the points of a Poisson process of rate 1 miss a class with
     probability 1 - b, independently of the others. So the classes that are hit are the Bernoulli sample, at a cost
-    of O(k). Their number is random; there are slots for all of them with probability 1 - 1e-12. Classes that are
-    more likely kept than not, at most 2k, toss their own coins.
+    of O(k). Their number is random; there are slots for all of them with probability 1 - 1e-12. Classes of b > 1/2,
+    at most 2k, are drawn by a uniform number each.
 
     Args:
         counts: ClassCounts, or C positive counts.
         k: classes kept on average, at most C.
-        group_size: how many examples share a draw; None: the batch; 1: each its own.
+        group_size: the number of examples that share a draw; None: the whole batch.
 
     Raises:
-        ValueError: no α exists (more than the classes that occur, without smoothing); counts negative, infinite or
-            NaN; when drawing, 0 for a class that is not explicit.
+        ValueError: k exceeds the number of classes that occur and smoothing is off, so no α exists; a count is
+            negative, infinite or NaN, or, when drawing, 0 for a class that is not explicit.
 
     Example:
         >>> sampler = Bernoulli(torch.ones(100), k=20)
@@ -43,6 +50,8 @@ class Bernoulli(nn.Module):
 
     unbiased = True
     renormalises = False
+    learns = False
+    attach, advance, observe = no_vectors, no_schedule, no_learning
     _likely: Tensor
     _likely_bits: Tensor
 
@@ -60,10 +69,11 @@ class Bernoulli(nn.Module):
         Args:
             weights: C positive numbers or ClassCounts.
             k: classes kept on average, at most C.
-            group_size: how many examples share a draw.
+            group_size: the number of examples that share a draw; None: the whole batch.
 
         Raises:
-            ValueError: k above C; weights negative, infinite or NaN; when drawing, 0 for a class that is not explicit.
+            ValueError: k is above C; a weight is negative, infinite or NaN, or, when drawing, 0 for a class that is
+                not explicit.
 
         Example:
             >>> sampler = Bernoulli.proportional(torch.tensor([9.0, 1.0, 1.0, 1.0]), k=2)
@@ -78,7 +88,7 @@ class Bernoulli(nn.Module):
         """Keep class c with probability probabilities[c], any numbers in (0, 1].
 
         Raises:
-            ValueError: a probability above 1, negative or NaN; when drawing, 0 for a class that is not explicit.
+            ValueError: a probability is above 1, negative or NaN, or, when drawing, 0 for a class that is not explicit.
         """
         if isinstance(probabilities, WeightSource):
             source = probabilities
@@ -107,18 +117,18 @@ class Bernoulli(nn.Module):
         self.group_size = check_group_size(group_size)
         rate, likely, b = self._split()
         self.register_buffer("_likely", likely)
-        # As int64 the bits of floats are safe from `.half()` and `.to(dtype)`, which convert every floating buffer.
+        # Floats are stored as int64 bits: `.half()` and `.to(dtype)` convert every floating-point buffer.
         self.register_buffer("_likely_bits", b.view(torch.int64))
         self.table = MassTable(rate, name=source.name)
-        self.derive()
-        follow_loaded_state(self)
+        self._derive()
+        follow_loaded_state(self, Bernoulli._derive)
 
     def _split(self) -> tuple[Tensor, Tensor, Tensor]:
-        """-log(1 - b) of the classes of b ≤ 1/2 (0 for the others), the ids of the others and their b."""
+        """Return -log(1 - b) of the classes of b ≤ 1/2 (0 for the others), the ids of the others and their b."""
         b = self.source.read()
         if self.k is not None and self._proportional:
             b = inclusion_probabilities(b, self.k)
-        # Where an explicit set takes every class, none is left to solve for.
+        # If an explicit set holds every class, there is nothing to solve for.
         elif self.k is not None and b.any():
             alpha = exponent(b.div_(float(b.sum())), min(self.k, int((b > 0).sum())))
             b = torch.where(b > 0, b.pow_(alpha), 0.0)
@@ -127,8 +137,8 @@ class Bernoulli(nn.Module):
         b[likely] = 0.0
         return b.neg_().log1p_().neg_(), likely, likely_b
 
-    def derive(self) -> None:
-        """How many points are enough."""
+    def _derive(self, _: object = None) -> None:
+        """Compute the number of points to draw."""
         self._points = capacity(self.table.total)
 
     @property
@@ -144,7 +154,7 @@ class Bernoulli(nn.Module):
     def draw(
         self, target: Tensor, exclude: Tensor, *, hidden: Tensor | None, generator: torch.Generator | None
     ) -> Candidates:
-        """As a call, for arguments that have been checked."""
+        """Draw for checked arguments."""
         self.source.check_every_class_drawn()
         groups = num_groups(target, self.group_size)
         blocks = []
@@ -158,9 +168,9 @@ class Bernoulli(nn.Module):
             # Exponential gaps, -log(1 - u); torch's own exponential_ takes twice as long.
             point = uniform.neg_().log1p_().cumsum(1).neg_()
             ids, rate = self.table.locate(point.clamp(max=self.table.total))
-            # -log b = -log(1 - exp(-λ)), in as few passes as can be.
+            # -log b = -log(1 - exp(-λ)) in the fewest passes over memory.
             log_kappa = rate - rate.expm1().log_()
-            # Points beyond the line are none. Points ascend, so a class hit again follows its first hit.
+            # Points beyond the line are empty slots. Points ascend, so a second hit of a class follows its first.
             log_kappa.masked_fill_(point >= self.table.total, -math.inf)
             log_kappa[:, 1:].masked_fill_(ids[:, 1:] == ids[:, :-1], -math.inf)
             blocks.append(Block(ids, log_kappa))
@@ -178,17 +188,21 @@ class Bernoulli(nn.Module):
         return -b.log()
 
     def without(self, ids: Tensor) -> "Bernoulli":
-        """The same design over all classes but these, which somebody else sums."""
+        """Return the same design over all classes but these, which are summed elsewhere."""
         return Bernoulli._of(self.source.without(ids), self.k, self.group_size, proportional=self._proportional)
 
     def heaviest(self, n: int) -> Tensor:
-        """The n classes that are drawn most often, in ascending order."""
+        """Return the n classes that are drawn most often, in ascending order."""
         return self.source.heaviest(n)
 
     def set_k(self, k: int) -> None:
-        """Keep another number of classes on average."""
+        """Keep another number of classes on average.
+
+        Raises:
+            ValueError: the sampler was built from probabilities, or k is outside [1, C].
+        """
         if self.k is None:
-            raise ValueError(f"`k` must stay unknown where probabilities were given, got {k}")
+            raise ValueError(f"`k` must not be set for a sampler built from probabilities, got {k}")
         self.k = _check.whole("k", k, 1, self.num_classes)
         self.refresh()
 
@@ -196,11 +210,11 @@ class Bernoulli(nn.Module):
         """Solve for the probabilities again and rebuild the table from the counts."""
         rate, likely, b = (x.to(self.table.device) for x in self._split())
         self._likely, self._likely_bits = likely, b.view(torch.int64)
-        self.table.fill(rate, name=self.source.name)
-        self.derive()
+        self.table.rebuild(rate, name=self.source.name)
+        self._derive()
 
     def resize(self, num_classes: int) -> None:
-        """Follow the counts to another number of classes."""
+        """Resize the counts and rebuild from them."""
         _check.whole("num_classes", num_classes, self.k or 1)
         self.source.resize(num_classes)
         self.refresh()
@@ -210,13 +224,13 @@ class Bernoulli(nn.Module):
 
 
 def capacity(mean: float) -> int:
-    """A number of points that a Poisson process of this mean exceeds with probability below 1e-12.
+    """Return a number of points that a Poisson process of this mean exceeds with probability below 1e-12.
 
     Chernoff: P(N ≥ n) ≤ exp(n - mean - n log(n / mean)).
     """
     if mean == 0:
         return 0
     n = math.ceil(mean)
-    while n * math.log(n / mean) - n + mean < -math.log(_OVERFLOW):
+    while n * math.log(n / mean) - n + mean < -math.log(OVERFLOW_PROBABILITY):
         n += 1 + int(math.sqrt(mean) / 16)
     return n

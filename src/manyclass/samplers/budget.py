@@ -1,4 +1,4 @@
-"""As many classes as the error of log Z̃ that is wanted takes."""
+"""A number of drawn classes that keeps the error of log Z̃ at a chosen value."""
 
 import logging
 import math
@@ -9,33 +9,34 @@ from torch import Tensor, nn
 
 from manyclass import _check
 from manyclass.candidates import Candidates
-from manyclass.samplers._sampler import AdjustableSampler, FollowingSampler, checked_draw
+from manyclass.samplers._sampler import AdjustableSampler, Observation, checked_draw
 
 log = logging.getLogger("manyclass")
 
-_REMEMBERED = 100
-_MEMORY = 8
-_MOST_COUNTED = 4.0
-_MULTIPLE = 8
+MAX_KEPT_PROBES = 100
+MEAN_OVER_PROBES = 8
+MAX_RELATIVE_ERROR = 4.0
+K_MULTIPLE = 8
+MIN_STEPS_BETWEEN_PROBES = 100
 
 
 class Budget(nn.Module):
-    """A sampler whose k grows or shrinks until the error of log Z̃ is the one that is wanted.
+    """A sampler whose k grows or shrinks until the error of log Z̃ has the chosen value.
 
-    Every so many training steps a head measures the root-mean-square error of log Z̃ on a few examples, by how far a
-    few more draws differ. The error falls about as 1/√k, so the running mean of error²·k, divided by the square of
-    what is wanted, is the k to have. A probe changes it by no more than a factor of 2, and not at all for less than
-    10 %. Each change is a line in the log. Objectives without a Z̃ leave k as it is, and so does a compiled head.
+    Every few training steps the head measures the root-mean-square error of log Z̃ on a few examples, from the spread of
+    a few more draws. The error falls about as 1/√k, so the wanted k is the running mean of error²·k divided by the
+    square of the chosen error. A probe changes k by at most a factor of 2, and not at all for less than 10 %. Each
+    change is logged. k does not change with an objective that has no Z̃, nor in a compiled head.
 
     Args:
-        sampler: any that has a `set_k`; its k is where to begin.
-        rmse_log_z: the error that is wanted.
-        least, most: the bounds of k. No `most`: C.
-        every: training steps between two probes. Default: 100, or √C where that is more.
+        sampler: a sampler whose k can be changed; it starts at that k.
+        rmse_log_z: the chosen error.
+        least, most: the bounds of k. Default of `most`: C.
+        every: training steps between two probes. Default: the larger of 100 and √C.
 
     Raises:
-        TypeError: a sampler whose k cannot be changed.
-        ValueError: one that has no k; numbers out of range.
+        TypeError: `sampler` has no `set_k`.
+        ValueError: the k of `sampler` is fixed, or a number is out of range.
 
     Example:
         >>> from manyclass import ClassHead
@@ -46,6 +47,8 @@ class Budget(nn.Module):
         >>> head.sampler.k < 1024, len(head.sampler.probes)
         (True, 5)
     """
+
+    learns = True
 
     def __init__(
         self,
@@ -60,7 +63,7 @@ class Budget(nn.Module):
         if not isinstance(sampler, AdjustableSampler):
             raise TypeError(f"`sampler` must be one whose k can be set, got {type(sampler).__name__}")
         if sampler.k is None:
-            raise ValueError("`sampler` must have a `k` to change, got one built from probabilities")
+            raise ValueError(f"`sampler` must have a `k` to change, got a {type(sampler).__name__} whose k is fixed")
         self.sampler = sampler
         self.rmse_log_z = _check.number("rmse_log_z", rmse_log_z, low=0, strict=True)
         self.least = _check.whole("least", least, 1)
@@ -69,17 +72,17 @@ class Budget(nn.Module):
         self._steps = 0
         self._probed = 0
         self._mean = 0.0
-        self._probes: deque[tuple[int, float, int]] = deque(maxlen=_REMEMBERED)
+        self._probes: deque[tuple[int, float, int]] = deque(maxlen=MAX_KEPT_PROBES)
 
     @property
     def k(self) -> int:
-        """How many classes are drawn now."""
+        """The present number of classes drawn."""
         assert self.sampler.k is not None
         return self.sampler.k
 
     @property
     def probes(self) -> list[tuple[int, float, int]]:
-        """The last probes: the step, the error found, and the k chosen."""
+        """The last probes: step, measured error, and the k chosen."""
         return list(self._probes)
 
     @property
@@ -103,27 +106,32 @@ class Budget(nn.Module):
     def draw(
         self, target: Tensor, exclude: Tensor, *, hidden: Tensor | None, generator: torch.Generator | None
     ) -> Candidates:
-        """As a call, for arguments that have been checked."""
+        """Draw for checked arguments."""
         return self.sampler.draw(target, exclude, hidden=hidden, generator=generator)
 
-    def follow(self, vectors: Tensor, bias: Tensor | None = None) -> None:
-        """Show the sampler class vectors, if it looks at them."""
-        if isinstance(self.sampler, FollowingSampler):
-            self.sampler.follow(vectors, bias)
+    def attach(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        """Attach class vectors to the inner sampler."""
+        self.sampler.attach(weight, bias)
 
-    def due(self) -> bool:
-        """Whether the error is wanted in this training step, which is counted."""
+    def advance(self) -> None:
+        """Count a training step in the inner sampler."""
+        self.sampler.advance()
+
+    def observe(self, observation: Observation) -> None:
+        """Let the inner sampler learn, and measure the error of log Z̃ if that is due."""
+        self.sampler.observe(observation)
         self._steps += 1
-        return self._steps % (self._every or max(100, math.isqrt(self.num_classes))) == 0
+        if self._steps % (self._every or max(MIN_STEPS_BETWEEN_PROBES, math.isqrt(self.num_classes))) == 0:
+            self.adjust(observation.rmse_log_z(self._steps))
 
-    def take_error(self, error: float) -> None:
-        """Choose k by the root-mean-square error of log Z̃ at the present one."""
+    def adjust(self, error: float) -> None:
+        """Choose k from the root-mean-square error of log Z̃ at the present k; NaN changes nothing."""
         if not math.isfinite(error):
             return
         self._probed += 1
-        # An error beyond all proportion says that k is far too small, but not how far, and must be forgotten soon.
-        counted = min(error, _MOST_COUNTED * self.rmse_log_z)
-        self._mean += (counted**2 * self.k - self._mean) / min(self._probed, _MEMORY)
+        # A huge error says that k is far too small, but not by how much: it is capped, so that its effect fades soon.
+        counted = min(error, MAX_RELATIVE_ERROR * self.rmse_log_z)
+        self._mean += (counted**2 * self.k - self._mean) / min(self._probed, MEAN_OVER_PROBES)
         before, after = self.k, self._choose(self._mean / self.rmse_log_z**2)
         if after != before:
             self.sampler.set_k(after)
@@ -141,27 +149,28 @@ class Budget(nn.Module):
         most = min(self.num_classes, self.most or self.num_classes)
         least = min(self.least, most)
         factor = min(2.0, max(0.5, wanted / self.k))
-        k = self.k if abs(factor - 1) <= 0.1 else _MULTIPLE * round(factor * self.k / _MULTIPLE)
+        k = self.k if abs(factor - 1) <= 0.1 else K_MULTIPLE * round(factor * self.k / K_MULTIPLE)
         return min(most, max(least, k))
 
     def refresh(self) -> None:
-        """Rebuild the sampler from its counts."""
+        """Rebuild the inner sampler from its counts."""
         self.sampler.refresh()
 
     def resize(self, num_classes: int) -> None:
-        """Follow the counts to another number of classes, with fewer drawn where there are fewer."""
+        """Resize the counts, and lower k if fewer classes are left."""
         if self.k > num_classes:
             self.sampler.set_k(_check.whole("num_classes", num_classes, 1))
         self.sampler.resize(num_classes)
 
     def get_extra_state(self) -> Tensor:
-        """k, the steps and probes so far, and the running mean: what is chosen next follows from them."""
+        """Return k, the number of steps and probes, and the running mean: they decide the next k."""
         return torch.tensor([self.k, self._steps, self._probed, self._mean], dtype=torch.float64)
 
     def set_extra_state(self, state: Tensor) -> None:
+        """Continue from a saved k, number of steps and running mean."""
         k, self._steps, self._probed = (int(x) for x in state[:3])
         self._mean = float(state[3])
-        # Before the sampler's own state is loaded, which is that of this k.
+        # The state of the inner sampler, loaded next, belongs to this k.
         if k != self.k:
             self.sampler.set_k(k)
 

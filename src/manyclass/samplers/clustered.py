@@ -1,7 +1,7 @@
-"""Groups of similar examples, each drawing its own classes where its clusters of classes are likely."""
+"""A separate draw for each group of similar examples, from the clusters of classes that are likely for it."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -11,39 +11,39 @@ from manyclass import _check
 from manyclass.candidates import Block, Candidates
 from manyclass.counts import ClassCounts
 from manyclass.samplers._clusters import Clusters
-from manyclass.samplers._renewal import Renewal
-from manyclass.samplers._sampler import Upkeep, check_vectors, checked_draw
+from manyclass.samplers._rebuild import BackgroundRebuild, default_interval
+from manyclass.samplers._sampler import check_vectors, checked_draw, no_learning
 from manyclass.samplers._source import WeightSource
 
 
 class Clustered(nn.Module):
-    """k classes for each group of similar examples: the heaviest ones explicit, the rest drawn where the model looks.
+    """k classes for each group of similar examples: the heaviest ones explicit, the rest drawn from likely clusters.
 
     Class vectors are clustered. For an example, cluster j has the weight exp(hidden · centroid) times that of its
-    classes: a model of p in √C numbers. The batch is sorted by the likeliest cluster and cut into groups; a group's
-    proposal M(j) is the root of the mean square of its examples' (and a part `mix` of the weights alone). Within a
-    cluster classes have their share r of its weight. A comb of unit spacing falls on the line of masses k M r, one
-    random offset for each group: O(√C + k) a step, κ = 1/(k M r). Clusters that have gone stale cost variance, never
-    bias; a class of k M r above 1 is drawn for certain, κ = 1, and its further slots are empty. They are learnt anew
-    on a thread, from a copy of the class vectors, and taken up a quarter of `every` draws later.
+    classes: a model of p in √C numbers. The batch is sorted by the likeliest cluster and cut into groups; the proposal
+    M(j) of a group is the root mean square over its examples, plus `mix` times the weights alone. Within a cluster a
+    class has the share r of its weight. A comb of unit spacing falls on the line of masses k M r, with one random
+    offset for each group: O(√C + k) a step, κ = 1/(k M r). A class of k M r above 1 is drawn for certain, κ = 1, and
+    its further slots are empty. Stale clusters cost variance, never bias; they are rebuilt on a background thread from
+    a copy of the class vectors, and used a quarter of `every` steps later.
 
-    Without `hidden`, or before a head has shown its class vectors, M is the weights alone.
+    Without `hidden`, or before class vectors are attached, M is the weights alone.
 
     Args:
         weights: C positive numbers or ClassCounts.
-        k: classes scored for an example beside its target, the explicit ones included; at most C.
-        explicit: how many of the heaviest classes every example sums. Default: an eighth of k.
-        group_size: how many similar examples share a draw.
-        clusters: their number. Default: 4√C, and at most a quarter of C.
-        mix: how much of the weights alone is in the proposal.
-        every: draws for training between two clusterings. Default: 500, or C/64 where that is more.
+        k: classes scored for an example in addition to its target, the explicit ones included; at most C.
+        explicit: the number of heaviest classes that every example sums. Default: an eighth of k.
+        group_size: the number of similar examples that share a draw.
+        clusters: the number of clusters. Default: 4√C, and at most a quarter of C.
+        mix: the share of the weights alone in the proposal.
+        every: training steps between two clusterings. Default: the larger of 500 and C/64.
 
     Raises:
-        ValueError: k above C, no class left to draw, weights that are not positive, or numbers out of range.
+        ValueError: k is above C; no class is left to draw; a weight is not positive; another number is out of range.
 
     Example:
         >>> sampler = Clustered(torch.ones(100), k=20, group_size=2)
-        >>> sampler.follow(torch.randn(100, 8))
+        >>> sampler.attach(torch.randn(100, 8))
         >>> candidates = sampler(torch.arange(4), hidden=torch.randn(4, 8))
         >>> candidates.ids().shape
         torch.Size([4, 20])
@@ -51,6 +51,8 @@ class Clustered(nn.Module):
 
     unbiased = True
     renormalises = False
+    learns = False
+    observe = no_learning
     _explicit: Tensor
 
     def __init__(
@@ -73,8 +75,7 @@ class Clustered(nn.Module):
         self._num_explicit = k // 8 if explicit is None else _check.whole("explicit", explicit, 0, k - 1)
         self._num_clusters = None if clusters is None else _check.whole("clusters", clusters, 1, classes)
         self._every = None if every is None else _check.whole("every", every, 1)
-        self._vectors: tuple[Tensor, ...] = ()
-        self.renewal: Renewal[Clusters] = Renewal()
+        self.schedule: BackgroundRebuild[Clusters] = BackgroundRebuild()
         self.register_buffer("_explicit", torch.empty(0, dtype=torch.int64))
         self._set_up()
 
@@ -90,15 +91,19 @@ class Clustered(nn.Module):
         number = self._num_clusters or max(1, min(4 * math.isqrt(len(weight)), len(weight) // 4))
         self.clusters = Clusters(weight, number)
 
-    def follow(self, vectors: Tensor, bias: Tensor | None = None) -> None:
-        """Cluster these class vectors [C, D], now and again every so many draws. A head shows its own.
+    def attach(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        """Cluster these class vectors [C, D], at the next draw and then every few training steps.
 
-        The bias changes nothing: it is in the weights, as far as classes are frequent.
+        The bias is not used: the weights of frequent classes already reflect it.
         """
-        check_vectors(vectors, self.num_classes)
-        # In a tuple, lest the head's parameter become the sampler's too.
-        self._vectors = (vectors,)
-        self.renewal.restart()
+        check_vectors(weight, None, self.num_classes)
+        self.schedule.restart(weight)
+
+    def advance(self) -> None:
+        """Count a training step: the clusters follow the class vectors."""
+        if self.schedule.vectors:
+            self._build_if_stale()
+            self.clusters = self.schedule.advance(self.clusters, self.every, self._snapshot)
 
     @property
     def num_classes(self) -> int:
@@ -113,7 +118,7 @@ class Clustered(nn.Module):
     def draw(
         self, target: Tensor, exclude: Tensor, *, hidden: Tensor | None, generator: torch.Generator | None
     ) -> Candidates:
-        """As a call, for arguments that have been checked."""
+        """Draw for checked arguments."""
         self.source.check_every_class_drawn()
         cumulative, order = self._proposal(hidden, len(target))
         groups, drawn = len(cumulative), self.k - self._num_explicit
@@ -121,10 +126,10 @@ class Clustered(nn.Module):
         position = (offset + torch.arange(drawn, dtype=torch.float64, device=target.device)).div_(drawn)
         cluster = torch.searchsorted(cumulative, position, right=True).clamp_(max=self.clusters.number - 1)
         start, mass = _interval(cumulative, cluster)
-        # How far into its cluster a tooth falls; rounding must not take it into the next.
+        # The position of a tooth inside its cluster; rounding must not move it into the next one.
         inside = ((position - start) / mass).clamp_(0.0, 1 - 1e-12)
         ids, share = self.clusters.locate(cluster + inside)
-        # A class longer than the gap of two teeth is drawn for certain. Teeth ascend: a second draw follows the first.
+        # A class longer than the spacing is drawn for certain. Teeth ascend, so a second draw follows the first.
         log_kappa = (mass * share).mul_(drawn).log_().neg_().clamp_(min=0.0)
         log_kappa[:, 1:].masked_fill_(ids[:, 1:] == ids[:, :-1], -math.inf)
         block = Block(ids, log_kappa, order)
@@ -132,7 +137,7 @@ class Clustered(nn.Module):
         if self._num_explicit:
             known = self._explicit.unsqueeze(0)
             blocks = (Block(known, torch.zeros(known.shape, dtype=torch.float64, device=known.device)), block)
-        # Asked later, there may be other clusters.
+        # The function below may be called after the clusters have been replaced.
         clusters = self.clusters
         return Candidates(
             blocks, exclude, lambda: self._log_kappa(target, clusters, cumulative, block), self.num_classes
@@ -140,39 +145,35 @@ class Clustered(nn.Module):
 
     @torch.no_grad()
     def _proposal(self, hidden: Tensor | None, batch: int) -> tuple[Tensor, Tensor | None]:
-        """Cumulative masses of the clusters [G, J], and the order that sorts the batch into its groups."""
-        looks = hidden is not None and bool(self._vectors)
-        if looks:
-            self._follow_vectors()
+        """Return cumulative masses of the clusters [G, J], and the order that sorts the batch into its groups."""
+        attached = bool(self.schedule.vectors)
+        if hidden is not None:
+            self._build_if_stale()
         weight = self.clusters.mass / self.clusters.mass.sum()
         groups = -(-batch // self.group_size)
-        if hidden is None or not looks:
+        if hidden is None or not attached:
             return _normalised_sum(weight.unsqueeze(0)).expand(groups, -1).contiguous(), None
         scores = hidden.detach().float() @ self.clusters.centroids.T
         p = (scores + weight.log().float()).softmax(1)
         likeliest = p.argmax(1)
         order = likeliest.argsort(stable=True)
         grouping = Block(torch.empty(groups, 0), torch.empty(groups, 0), order)
-        # Rows that pad the last group are 0 and change nothing but the scale.
+        # Rows that pad the last group are 0 and change only the scale.
         mass = grouping.group(p).square().sum(1).sqrt().double()
         return _normalised_sum(mass / mass.sum(1, keepdim=True) + self.mix * weight), order
 
-    def _follow_vectors(self) -> None:
-        first = self.renewal.steps == 0
-        if first:
+    def _build_if_stale(self) -> None:
+        if self.schedule.vectors and self.schedule.stale:
             self.refresh()
-        # Evaluations and probes do not train, and do not make the clusters older.
-        if first or self.training:
-            self.clusters = self.renewal.step(self.clusters, self.every, self._snapshot)
 
     def _snapshot(self) -> Callable[[], Clusters]:
-        """What clusters follow from, copied, and how they do."""
-        vectors, weight = self._vectors[0].detach().clone(), self._drawn_weight()
+        """Copy the inputs of a build, and return the function that clusters them."""
+        vectors, weight = self.schedule.vectors[0].detach().clone(), self._drawn_weight()
         number, centroids = self.clusters.number, self.clusters.centroids
 
         def build() -> Clusters:
             clusters = Clusters(weight, number, centroids=centroids)
-            clusters.learn(vectors, weight)
+            clusters.fit(vectors, weight)
             return clusters
 
         return build
@@ -191,39 +192,36 @@ class Clustered(nn.Module):
 
     @property
     def every(self) -> int:
-        """Draws for training between two clusterings."""
-        return self._every or max(500, self.num_classes // 64)
-
-    def upkeep(self) -> Iterator[Upkeep]:
-        """What is done now and then, and how often."""
-        yield Upkeep(self.refresh, self.every)
+        """The training steps between two clusterings."""
+        return self._every or default_interval(self.num_classes)
 
     def refresh(self) -> None:
-        """Read the weights again, and cluster the class vectors anew."""
-        self.renewal.drop()
-        if self._vectors:
-            self.clusters.learn(self._vectors[0], self._drawn_weight())
+        """Read the weights again, and cluster the class vectors."""
+        self.schedule.drop()
+        if self.schedule.vectors:
+            self.clusters.fit(self.schedule.vectors[0], self._drawn_weight())
+            self.schedule.stale = False
 
     def resize(self, num_classes: int) -> None:
-        """Follow the counts to another number of classes; the next draw clusters them."""
+        """Resize the counts; the next draw clusters the resized class vectors."""
         _check.whole("num_classes", num_classes, self.k)
         self.source.resize(num_classes)
         device = self.device
         self._set_up()
         self.to(device)
-        self.renewal.restart()
+        self.schedule.restart(*self.schedule.vectors)
 
     def extra_repr(self) -> str:
         return f"k={self.k}, explicit={self._num_explicit}, group_size={self.group_size}, mix={self.mix:g}"
 
 
 def _normalised_sum(mass: Tensor) -> Tensor:
-    """Cumulative sums along rows that end at exactly 1."""
+    """Return cumulative sums along rows, scaled to end at exactly 1."""
     cumulative = mass.cumsum(1)
     return cumulative / cumulative[:, -1:]
 
 
 def _interval(cumulative: Tensor, cluster: Tensor) -> tuple[Tensor, Tensor]:
-    """Where clusters [G, N] begin on the lines [G, J] of cumulative masses, and how long they are there."""
+    """Return the starts and lengths of clusters [G, N] on the lines [G, J] of cumulative masses."""
     start = F.pad(cumulative, (1, 0)).gather(1, cluster)
     return start, cumulative.gather(1, cluster) - start

@@ -1,15 +1,15 @@
-"""Every class, each standing for itself: the exact normaliser."""
+"""All classes, each standing for itself: the exact normaliser."""
 
 import torch
 from torch import Tensor, nn
 
 from manyclass import _check
 from manyclass.candidates import Block, Candidates
-from manyclass.samplers._sampler import checked_draw
+from manyclass.samplers._sampler import checked_draw, no_learning, no_schedule, no_vectors
 
 
 class Exhaustive(nn.Module):
-    """Scores all C classes, κ = 1. `Likelihood` over it is the exact cross entropy.
+    """All C classes, κ = 1. `Likelihood` over it is the exact cross entropy.
 
     Args:
         num_classes: C.
@@ -22,6 +22,8 @@ class Exhaustive(nn.Module):
     unbiased = True
     renormalises = False
     device = None
+    learns = False
+    attach, advance, observe = no_vectors, no_schedule, no_learning
 
     def __init__(self, num_classes: int) -> None:
         super().__init__()
@@ -32,7 +34,7 @@ class Exhaustive(nn.Module):
     def draw(
         self, target: Tensor, exclude: Tensor, *, hidden: Tensor | None, generator: torch.Generator | None
     ) -> Candidates:
-        """As a call, for arguments that have been checked."""
+        """Draw for checked arguments."""
         ids = torch.arange(self.num_classes, device=target.device).unsqueeze(0)
         log_kappa = torch.zeros(ids.shape, dtype=torch.float64, device=target.device)
         return Candidates(
@@ -43,9 +45,10 @@ class Exhaustive(nn.Module):
         )
 
     def refresh(self) -> None:
-        """Nothing to do: there are no tables."""
+        """Do nothing: there are no tables."""
 
     def resize(self, num_classes: int) -> None:
+        """Change the number of classes."""
         self.num_classes = _check.whole("num_classes", num_classes, 1)
 
     def extra_repr(self) -> str:

@@ -1,7 +1,8 @@
-"""Classes that are summed explicitly beyond the target, beside a sampler for the rest."""
+"""An explicit sum over classes other than the target, and a sampler for the rest."""
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -9,19 +10,19 @@ from torch import Tensor, nn
 from manyclass import _check
 from manyclass.candidates import Block, Candidates, join
 from manyclass.kernels import cpu
-from manyclass.samplers._sampler import FollowingSampler, Sampler, TableSampler, checked_draw
+from manyclass.samplers._sampler import AdjustableSampler, Observation, Sampler, SubsetSampler, checked_draw
 
 
 class WithExplicit(nn.Module):
     """An explicit set that every example sums with κ = 1, and a sampler for all other classes.
 
     Args:
-        sampler: draws the rest; None: there is no rest, the set stands alone (Jean et al. 2015), and Z̃ is biased.
+        sampler: draws the rest; None: only the set is summed (Jean et al. 2015), and Z̃ is biased.
         explicit: ids of a fixed set, or "batch": the classes of the minibatch's targets.
-        num_classes: C, needed where there is no sampler to tell it.
+        num_classes: C, needed without a sampler.
 
     Raises:
-        ValueError: ids repeated or out of range, an empty set, or no way to know the number of classes.
+        ValueError: an id is repeated or out of range; the set is empty; `num_classes` is missing or not the sampler's.
 
     Example:
         >>> from manyclass.samplers import Importance
@@ -36,29 +37,32 @@ class WithExplicit(nn.Module):
     def __init__(self, sampler: Sampler | None, explicit: Tensor | str, *, num_classes: int | None = None) -> None:
         super().__init__()
         if sampler is None and num_classes is None:
-            raise ValueError("`num_classes` must be given where `sampler` is None, got None")
+            raise ValueError("`num_classes` must be given if `sampler` is None, got None")
         if sampler is not None and num_classes not in (None, sampler.num_classes):
             raise ValueError(f"`num_classes` must be the sampler's {sampler.num_classes}, got {num_classes}")
         self._num_classes = None if num_classes is None else _check.whole("num_classes", num_classes, 1)
         self.sampler = sampler
         self.register_buffer("_explicit", None)
-        # Where the sampler itself can leave the set out, no draw is wasted on it.
+        # If the sampler can leave the set out, no draw is wasted on it.
         self._leaves_out = False
         if isinstance(explicit, Tensor):
             self._explicit = _distinct(explicit, self.num_classes)
-            if isinstance(sampler, TableSampler):
+            if isinstance(sampler, SubsetSampler):
                 self.sampler = sampler.without(self._explicit)
                 self._leaves_out = True
         else:
             _check.choice("explicit", explicit, ("batch",))
 
     @classmethod
-    def budget(cls, sampler: TableSampler, total: int) -> "WithExplicit":
+    def budget(cls, sampler: SubsetSampler, total: int) -> "WithExplicit":
         """Score `total` classes: the sampler's k drawn, and the heaviest of its classes explicit for the remainder.
 
         Args:
-            sampler: a sampler with a table; its k is the part that is drawn.
+            sampler: a sampler that can leave classes out; its k is the part that is drawn.
             total: the budget T; T - k classes are explicit.
+
+        Raises:
+            ValueError: `sampler` has no k, or `total` is outside (k, C].
         """
         if sampler.k is None:
             raise ValueError("`sampler` must have a `k` to split a budget, got one built from probabilities")
@@ -86,12 +90,41 @@ class WithExplicit(nn.Module):
     def unbiased(self) -> bool:
         return self.sampler is not None and self.sampler.unbiased
 
+    @property
+    def learns(self) -> bool:
+        return self.sampler is not None and self.sampler.learns
+
+    @property
+    def k(self) -> int | None:
+        """The number of classes that the inner sampler draws; None if it cannot be changed."""
+        return self.sampler.k if isinstance(self.sampler, AdjustableSampler) else None
+
+    def set_k(self, k: int) -> None:
+        """Let the inner sampler draw another number of classes.
+
+        Raises:
+            ValueError: its k is fixed, or `k` is out of range.
+        """
+        if not isinstance(self.sampler, AdjustableSampler):
+            raise ValueError(f"`k` must not be set for a {type(self.sampler).__name__}, whose k is fixed, got {k}")
+        self.sampler.set_k(k)
+
+    def attach(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        """Attach class vectors to the inner sampler."""
+        if self.sampler is not None:
+            self.sampler.attach(weight, bias)
+
+    def advance(self) -> None:
+        """Count a training step in the inner sampler."""
+        if self.sampler is not None:
+            self.sampler.advance()
+
     forward = checked_draw
 
     def draw(
         self, target: Tensor, exclude: Tensor, *, hidden: Tensor | None, generator: torch.Generator | None
     ) -> Candidates:
-        """As a call, for arguments that have been checked."""
+        """Draw for checked arguments."""
         if self.sampler is None:
             return Candidates((self._block(target),), exclude, None, self.num_classes)
         left = exclude
@@ -108,7 +141,7 @@ class WithExplicit(nn.Module):
         )
 
     def _in_front(self, target: Tensor, drawn: tuple[Block, ...]) -> tuple[Block, ...]:
-        """The explicit set, and the drawn blocks without it."""
+        """Return the explicit set, and the drawn blocks without it."""
         if self._explicit is None and len(drawn) == 1 and drawn[0].ids.shape[0] == 1 and cpu.is_available(target):
             return (Block(*cpu.put_in_front(target, drawn[0].ids, drawn[0].log_kappa)),)
         block = self._block(target)
@@ -117,7 +150,7 @@ class WithExplicit(nn.Module):
         return join(block, *drawn)
 
     def _block(self, target: Tensor) -> Block:
-        """The explicit set [1, n], in ascending order; a class that is the target of several counts once."""
+        """Return the explicit set [1, n], in ascending order; repeated targets count once."""
         explicit = target.sort().values if self._explicit is None else self._explicit
         log_kappa = torch.zeros(explicit.shape, dtype=torch.float64, device=target.device)
         if self._explicit is None:
@@ -125,15 +158,27 @@ class WithExplicit(nn.Module):
         return Block(explicit.unsqueeze(0), log_kappa.unsqueeze(0))
 
     def _log_kappa(self, target: Tensor, drawn: Callable[[], Tensor]) -> Tensor:
-        """0 for targets in the set, which the minibatch's all are."""
+        """Return log κ of the targets: 0 for those in the set, which with "batch" are all."""
         if self._explicit is None:
             return torch.zeros(target.shape, dtype=torch.float64, device=target.device)
         return drawn().masked_fill(_within(target, self._explicit), 0.0)
 
-    def follow(self, vectors: Tensor, bias: Tensor | None = None) -> None:
-        """Show class vectors to the inner sampler, if it looks at any."""
-        if isinstance(self.sampler, FollowingSampler):
-            self.sampler.follow(vectors, bias)
+    def observe(self, observation: Observation) -> None:
+        """Show the inner sampler its part of the draw; slots emptied by the explicit set have κ = 0 there."""
+        if self.sampler is None:
+            return
+        candidates = observation.candidates
+        first, *others = candidates.blocks
+        explicit = candidates.batch if self._explicit is None else len(self._explicit)
+        drawn = Block(first.ids[:, explicit:], first.log_kappa[:, explicit:], first.order)
+        blocks = (drawn, *others) if drawn.ids.shape[1] else tuple(others)
+        self.sampler.observe(
+            Observation(
+                replace(candidates, blocks=blocks),
+                lambda: observation.probability()[explicit:],
+                observation.rmse_log_z,
+            )
+        )
 
     def refresh(self) -> None:
         """Rebuild the inner sampler from its counts; the explicit set stays."""
@@ -141,12 +186,12 @@ class WithExplicit(nn.Module):
             self.sampler.refresh()
 
     def resize(self, num_classes: int) -> None:
-        """Follow a change of the number of classes; explicit classes that are retired leave the set."""
+        """Change the number of classes; explicit classes that are retired leave the set."""
         _check.whole("num_classes", num_classes, 1)
         kept = None if self._explicit is None else self._explicit[self._explicit < num_classes]
         if kept is not None and len(kept) == 0:
             raise ValueError(f"`num_classes` must leave one explicit class, got {num_classes}")
-        # The inner sampler first: if it cannot follow, nothing has changed yet.
+        # The inner sampler first: if it cannot be resized, nothing has changed yet.
         if self.sampler is not None:
             self.sampler.resize(num_classes)
         self._explicit = kept
@@ -169,7 +214,7 @@ def _distinct(explicit: Tensor, num_classes: int) -> Tensor:
 
 
 def _within(ids: Tensor, ascending: Tensor) -> Tensor:
-    """bool, of the shape of `ids`: which of them are in the ascending vector."""
+    """Return bool of the shape of `ids`: True for those in the ascending vector."""
     place = torch.searchsorted(ascending, ids.contiguous()).clamp_(max=ascending.shape[0] - 1)
     return ascending.take(place) == ids
 

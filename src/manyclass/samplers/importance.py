@@ -9,7 +9,14 @@ from torch import Tensor, nn
 from manyclass import _check
 from manyclass.candidates import Block, Candidates
 from manyclass.counts import ClassCounts
-from manyclass.samplers._sampler import check_group_size, checked_draw, num_groups
+from manyclass.samplers._sampler import (
+    check_group_size,
+    checked_draw,
+    no_learning,
+    no_schedule,
+    no_vectors,
+    num_groups,
+)
 from manyclass.samplers._source import WeightSource
 from manyclass.samplers._table import MassTable
 
@@ -17,17 +24,17 @@ from manyclass.samplers._table import MassTable
 class Importance(nn.Module):
     """k draws with replacement from q ∝ weights^power, each standing for κ = 1/(k q) classes.
 
-    Draws that hit an excluded class count as empty, and the estimate is unbiased as it is. With `group_size=1` each
-    example draws from the complement of what it excludes, q renormalised over it, as the paper does: no draw is lost.
+    Draws of an excluded class become empty slots; the estimate stays unbiased. With `group_size=1` each example draws
+    from the complement of its excluded classes, q renormalised over it, as the paper does, so no draw is lost.
 
     Args:
         weights: C positive numbers or ClassCounts.
         k: classes drawn.
         power: exponent of the weights; 0 is uniform.
-        group_size: how many examples share a draw; None: the batch; 1: each its own.
+        group_size: the number of examples that share a draw; None: the whole batch.
 
     Raises:
-        ValueError: weights negative, infinite or NaN; when drawing, 0 for a class that is not explicit.
+        ValueError: a weight is negative, infinite or NaN, or, when drawing, 0 for a class that is not explicit.
 
     Example:
         >>> sampler = Importance(torch.tensor([1.0, 1.0, 2.0]), k=4)
@@ -37,6 +44,8 @@ class Importance(nn.Module):
     """
 
     unbiased = True
+    learns = False
+    attach, advance, observe = no_vectors, no_schedule, no_learning
 
     def __init__(
         self, weights: Tensor | ClassCounts | WeightSource, k: int, *, power: float = 1.0, group_size: int | None = None
@@ -64,10 +73,10 @@ class Importance(nn.Module):
     def draw(
         self, target: Tensor, exclude: Tensor, *, hidden: Tensor | None, generator: torch.Generator | None
     ) -> Candidates:
-        """As a call, for arguments that have been checked."""
+        """Draw for checked arguments."""
         self.source.check_every_class_drawn()
         groups = num_groups(target, self.group_size)
-        # Where an explicit set takes every class, none is left to draw.
+        # If an explicit set holds every class, there is nothing to draw.
         k = self.k if self.table.total else 0
         uniform = torch.rand(groups, k, dtype=torch.float64, device=target.device, generator=generator)
         if self.renormalises and exclude.shape[1]:
@@ -81,16 +90,16 @@ class Importance(nn.Module):
         return Candidates(
             (Block(ids, log_kappa),),
             exclude,
-            # A class left to somebody else has mass 0: it stands for infinitely many.
+            # A class that is summed elsewhere has mass 0, so its log κ is infinite.
             lambda: log_share - self.table.mass(target).log(),
             self.num_classes,
         )
 
     def _complement(self, uniform: Tensor, exclude: Tensor) -> tuple[Tensor, Tensor]:
-        """Positions [B, k] on what is left of the line when the excluded classes are cut out, and its length [B].
+        """Return positions [B, k] on the line without the excluded classes, and the length [B] of that line.
 
         In the order of ids the excluded intervals leave gaps before, between and behind them; repeated ids leave
-        gaps of negative length, which count as none.
+        gaps of negative length, which count as 0.
         """
         ids = exclude.sort(1).values
         pad = ids < 0
@@ -105,11 +114,11 @@ class Importance(nn.Module):
         return origin.gather(1, gap) + (x - (ends - gaps).gather(1, gap)), free
 
     def without(self, ids: Tensor) -> "Importance":
-        """The same design over all classes but these, which somebody else sums."""
+        """Return the same design over all classes but these, which are summed elsewhere."""
         return Importance(self.source.without(ids), self.k, group_size=self.group_size)
 
     def heaviest(self, n: int) -> Tensor:
-        """The n classes that are drawn most often, in ascending order."""
+        """Return the n classes that are drawn most often, in ascending order."""
         return self.source.heaviest(n)
 
     def set_k(self, k: int) -> None:
@@ -118,10 +127,10 @@ class Importance(nn.Module):
 
     def refresh(self) -> None:
         """Rebuild the table from the counts."""
-        self.table.fill(self.source.read().to(self.table.device))
+        self.table.rebuild(self.source.read().to(self.table.device))
 
     def resize(self, num_classes: int) -> None:
-        """Follow the counts to another number of classes."""
+        """Resize the counts and rebuild from them."""
         self.source.resize(num_classes)
         self.refresh()
 

@@ -6,29 +6,30 @@ from torch import Tensor, nn
 from manyclass import _check
 from manyclass.candidates import Block, Candidates
 from manyclass.counts import ClassCounts
-from manyclass.samplers._sampler import checked_draw
+from manyclass.samplers._sampler import checked_draw, no_learning, no_schedule, no_vectors
 from manyclass.samplers._source import WeightSource
 from manyclass.samplers._table import MassTable
 
 
 class InBatch(nn.Module):
-    """The other examples' targets, and k classes drawn with replacement from q ∝ f^power for all of the batch.
+    """The other examples' targets, and k classes drawn with replacement from q ∝ f^power for the whole batch.
 
-    Class c is expected (B - 1) f(c) times among the other targets and k q(c) times among the drawn, so that each slot
-    stands for κ = 1/((B - 1) f + k q) classes, wherever it came from. An example's own target is no candidate of its
-    own: it is summed explicitly, and never corrected as if it had been drawn. For two towers, where a batch's targets
-    are computed anyway, the first B candidates cost nothing more.
+    Class c is expected (B - 1) f(c) times among the other targets and k q(c) times among the drawn classes, so each
+    slot stands for κ = 1/((B - 1) f + k q) classes, whichever of the two it is. The target of an example is not among
+    its candidates: it is summed explicitly and never corrected as if it had been drawn. With two towers, which compute
+    the batch's targets anyway, the first B candidates are free.
 
-    `unbiased` is False: Z̃ is right only if counts are the law of targets, and batches are drawn from it example by
-    example. Counts that stream (`counts.update(target)`, then `refresh()`) follow a law that changes.
+    `unbiased` is False: Z̃ is right only if the targets are drawn independently with the frequencies of the counts. Use
+    streaming counts (`counts.update(target)`, then `refresh()`) if those frequencies change.
 
     Args:
         counts: ClassCounts, or C positive counts.
-        k: classes drawn beside the targets; 0: none.
+        k: classes drawn in addition to the targets.
         power: exponent of the counts for those; 0 is uniform.
 
     Raises:
-        ValueError: counts negative, infinite or NaN; when drawing, 0 for a class.
+        TypeError: `counts` is neither a Tensor nor ClassCounts.
+        ValueError: a count is negative, infinite or NaN, or, when drawing, 0.
 
     Example:
         >>> sampler = InBatch(torch.tensor([2.0, 1.0, 1.0]))
@@ -39,6 +40,8 @@ class InBatch(nn.Module):
 
     unbiased = False
     renormalises = False
+    learns = False
+    attach, advance, observe = no_vectors, no_schedule, no_learning
 
     def __init__(self, counts: Tensor | ClassCounts, k: int = 0, *, power: float = 1.0) -> None:
         super().__init__()
@@ -60,7 +63,7 @@ class InBatch(nn.Module):
     def draw(
         self, target: Tensor, exclude: Tensor, *, hidden: Tensor | None, generator: torch.Generator | None
     ) -> Candidates:
-        """As a call, for arguments that have been checked."""
+        """Draw for checked arguments."""
         self.source.check_every_class_drawn()
         ids = target
         if self.k:
@@ -71,7 +74,7 @@ class InBatch(nn.Module):
         return Candidates((block,), exclude, lambda: self._log_kappa(target, batch), self.num_classes)
 
     def _log_kappa(self, ids: Tensor, batch: int) -> Tensor:
-        # A batch of one has no others; its own slot is excluded, and any finite κ will do.
+        # In a batch of one the only slot is excluded, so any finite κ will do.
         expected = self.frequency.mass(ids) * (max(batch - 1, 1) / self.frequency.total)
         if self.k:
             expected += self.proposal.mass(ids) * (self.k / self.proposal.total)
@@ -80,11 +83,11 @@ class InBatch(nn.Module):
     def refresh(self) -> None:
         """Rebuild the tables from the counts."""
         for source, table in ((self.source, self.frequency), (self.drawn, self.proposal)):
-            table.fill(source.read().to(table.device), name="counts")
+            table.rebuild(source.read().to(table.device), name="counts")
 
     def resize(self, num_classes: int) -> None:
-        """Follow the counts to another number of classes."""
-        # Both read the same counts; the second finds them resized.
+        """Resize the counts and rebuild from them."""
+        # Both sources read the same counts; the second finds them resized.
         self.source.resize(num_classes)
         self.drawn.resize(num_classes)
         self.refresh()

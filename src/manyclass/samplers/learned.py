@@ -1,7 +1,7 @@
-"""Systematic sampling whose inclusion probabilities are learnt from the model."""
+"""Systematic sampling with inclusion probabilities learned from the model."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -10,32 +10,32 @@ from manyclass import _check
 from manyclass.candidates import Candidates
 from manyclass.counts import ClassCounts
 from manyclass.samplers._inclusion import split_certain
-from manyclass.samplers._renewal import Renewal
-from manyclass.samplers._sampler import Upkeep, checked_draw
+from manyclass.samplers._rebuild import BackgroundRebuild
+from manyclass.samplers._sampler import Observation, checked_draw
 from manyclass.samplers._table import MassTable
 from manyclass.samplers.systematic import Systematic
 
 
 class Learned(nn.Module):
-    """`Systematic` with π ∝ a running estimate of each class's root-mean-square probability, and some of its frequency.
+    """`Systematic` with π ∝ a running estimate of each class's root-mean-square probability, plus its frequency.
 
-    The variance of Z̃ over Z is Σ (1/π - 1) p², so the best π for a whole batch is as the root of the mean square of p
-    over its examples, which frequencies, the mean of p, only resemble. Whenever a class has been scored, a head tells
-    its mean square over the batch (in examples that it is not the target of), and the estimate moves towards it by
-    min(1, forget / π): rare draws move it further, so that on average every class forgets as fast. The frequencies'
-    part keeps every π above 0. Objectives that have no Z̃ teach it nothing; then it is `Systematic`.
+    The relative variance of Z̃ is Σ (1/π - 1) p², so the best π for a whole batch is proportional to the root mean
+    square of p over its examples; frequencies, the mean of p, only resemble it. When a class has been scored, the head
+    reports its mean square over the batch (in examples of other targets), and the estimate moves towards it by
+    min(1, forget / π): rare draws move it further, so that on average all classes forget at the same rate. The share of
+    the frequencies keeps every π above 0. With an objective that has no Z̃ nothing is learned: it is `Systematic`.
 
     Args:
         counts: ClassCounts, or C positive counts.
         k: classes drawn, at most C.
         forget: the share of the estimate that a step replaces.
         mix: how much of the frequencies is in the weights.
-        every: steps between two rebuildings of the table, on a thread; each is taken up a quarter as many steps later.
-            Default: 50, or √C where that is more.
-        order: how classes lie on the line that is drawn from; as of `Systematic`.
+        every: steps between two rebuilds of the table on a background thread; each is used a quarter as many steps
+            later. Default: the larger of 50 and √C.
+        order: the order of the classes on the line, as for `Systematic`.
 
     Raises:
-        ValueError: k above C; numbers out of range; counts negative, infinite or NaN.
+        ValueError: k is above C; another number is out of range; a count is negative, infinite or NaN.
 
     Example:
         >>> from manyclass import ClassHead
@@ -45,6 +45,7 @@ class Learned(nn.Module):
 
     unbiased = True
     renormalises = False
+    learns = True
     _estimate_bits: Tensor
 
     def __init__(
@@ -63,22 +64,27 @@ class Learned(nn.Module):
         self.mix = _check.number("mix", mix, low=0, strict=True)
         self._every = None if every is None else _check.whole("every", every, 1)
         self.sampler = Systematic(self.counts.frequency(), k, order=order)
-        # As int64 the bits are safe from `.half()` and `.to(dtype)`, which convert every floating buffer of a model.
+        # Floats are stored as int64 bits: `.half()` and `.to(dtype)` convert every floating-point buffer.
         self.register_buffer("_estimate_bits", self.counts.frequency().square_().view(torch.int64))
-        self.renewal: Renewal[MassTable] = Renewal()
+        self.schedule: BackgroundRebuild[MassTable] = BackgroundRebuild()
 
     @property
     def estimate(self) -> Tensor:
-        """float64 [C]: the mean square of each class's probability, as far as it is known."""
+        """float64 [C]: the estimated mean square of each class's probability."""
         return self._estimate_bits.view(torch.float64)
 
     @property
     def k(self) -> int:
+        """The number of classes drawn."""
         return self.sampler.k
 
-    def follow(self, vectors: Tensor, bias: Tensor | None = None) -> None:
+    def attach(self, weight: Tensor, bias: Tensor | None = None) -> None:
         """Order classes by these vectors [C, D], if the order is "cluster"."""
-        self.sampler.follow(vectors, bias)
+        self.sampler.attach(weight, bias)
+
+    def advance(self) -> None:
+        """Count a training step for the order of the classes; the table follows what is observed."""
+        self.sampler.advance()
 
     @property
     def num_classes(self) -> int:
@@ -93,33 +99,37 @@ class Learned(nn.Module):
     def draw(
         self, target: Tensor, exclude: Tensor, *, hidden: Tensor | None, generator: torch.Generator | None
     ) -> Candidates:
-        """As a call, for arguments that have been checked."""
+        """Draw for checked arguments."""
         return self.sampler.draw(target, exclude, hidden=hidden, generator=generator)
 
     @torch.no_grad()
-    def observe(self, candidates: Candidates, p: Tensor) -> None:
-        """Learn from a draw: p [K] is the root of the mean over the batch of (u/Z̃)² of each slot."""
-        (block,) = candidates.blocks
+    def observe(self, observation: Observation) -> None:
+        """Move the estimates of the drawn classes, and rebuild the table if that is due."""
+        (block,) = observation.candidates.blocks
         ids, kappa = block.ids[0], block.log_kappa[0].exp()
-        # κ = 1/π; a draw without replacement has no class twice.
+        # κ = 1/π, and 0 for a slot that a wrapper has emptied. The draw is without replacement: no class twice.
         rate = (self.forget * kappa).clamp_(max=1.0)
         known = self.estimate[ids]
-        self.estimate[ids] = known + rate * (p.to(known).square_() - known)
-        table = self.renewal.step(self.sampler.table, self.every, self._snapshot)
+        change = rate * (observation.probability().to(known).square_() - known)
+        self.estimate[ids] = known + torch.where(kappa > 0, change, 0.0)
+        table = self.schedule.advance(self.sampler.table, self.every, self._snapshot)
         if table is not self.sampler.table:
-            self.sampler.take(table)
+            self.sampler.use_table(table)
 
     def _snapshot(self) -> Callable[[], MassTable]:
-        """What a table follows from, copied, and how it does."""
+        """Copy the inputs of a build, and return the function that builds a table from them."""
         estimate, frequency, k = self.estimate.clone(), self.counts.frequency(), self.k
-        order, present = self.sampler.order, self.sampler.table.order
+        order, current = self.sampler.order, self.sampler.table.order
+        left_out = self.sampler.source.left_out
 
         def build() -> MassTable:
             weight = self._weight(estimate, frequency)
-            arranged = present
-            # The only order that is another one for other weights.
-            if order is not None and present is not None and order.how == "frequency":
-                arranged = order.arrange(weight, present)
+            if left_out is not None:
+                weight[left_out.to(weight.device)] = 0.0
+            arranged = current
+            # Only this order depends on the weights.
+            if order is not None and current is not None and order.rule == "frequency":
+                arranged = order.sort(weight, current)
             return MassTable(split_certain(weight, k)[0], order=arranged)
 
         return build
@@ -130,13 +140,18 @@ class Learned(nn.Module):
 
     @property
     def every(self) -> int:
-        """Steps between two rebuildings of the table."""
+        """The steps between two rebuilds of the table."""
         return self._every or max(50, math.isqrt(self.num_classes))
 
-    def upkeep(self) -> Iterator[Upkeep]:
-        """What is done now and then, and how often."""
-        yield Upkeep(self.refresh, self.every)
-        yield from self.sampler.upkeep()
+    def without(self, ids: Tensor) -> "Learned":
+        """Return the same design over all classes but these, which are summed elsewhere."""
+        rest = Learned(self.counts, self.k, forget=self.forget, mix=self.mix, every=self._every)
+        rest.sampler, rest._estimate_bits = self.sampler.without(ids), self._estimate_bits.clone()
+        return rest
+
+    def heaviest(self, n: int) -> Tensor:
+        """Return the n classes that are drawn most often, in ascending order."""
+        return self.sampler.heaviest(n)
 
     def set_k(self, k: int) -> None:
         """Draw another number of classes."""
@@ -145,18 +160,21 @@ class Learned(nn.Module):
 
     def refresh(self) -> None:
         """Rebuild the table from the estimate and the counts."""
-        self.renewal.drop()
+        self.schedule.drop()
         self.sampler.source.weights = self._weight(self.estimate, self.counts.frequency())
         self.sampler.refresh()
 
     def resize(self, num_classes: int) -> None:
-        """Follow the counts to another number of classes; new ones start at their frequency."""
+        """Resize the counts; the estimates of new classes start from their frequencies."""
         _check.whole("num_classes", num_classes, self.k)
         self.counts.resize(num_classes)
         estimate = self.counts.frequency().square_().to(self.device)
         kept = min(num_classes, self.num_classes)
         estimate[:kept] = self.estimate[:kept]
         self._estimate_bits = estimate.view(torch.int64)
+        source = self.sampler.source
+        if source.left_out is not None:
+            source.left_out = source.left_out[source.left_out < num_classes]
         self.refresh()
 
     def extra_repr(self) -> str:

@@ -13,8 +13,8 @@ from manyclass.diagnostics import diagnose
 from manyclass.lab.study.designs import DESIGNS
 from manyclass.lab.study.model import BATCH, DIM, Windows, counts_of, curve, load, train_model
 from manyclass.lab.study.reference import load_reference
+from manyclass.lab.study.upkeep import upkeep_jobs
 from manyclass.optim import RowAdagrad
-from manyclass.samplers import LearningSampler, UpkeptSampler
 
 TIMED_BATCH = 1024
 _TAUGHT = 1000  # steps that a design which learns is given to learn the reference
@@ -51,7 +51,7 @@ def error(
     sampler = DESIGNS[design](counts_of(train, num_classes), k)
     head.use(sampler)
     generator = torch.Generator(device).manual_seed(seed)
-    if isinstance(sampler, LearningSampler):
+    if sampler.learns:
         head.train()
         for context, target in itertools.islice(Windows(train, seed=seed), _TAUGHT):
             with torch.no_grad():
@@ -112,8 +112,8 @@ def step_times(
     for sampler in samplers:
         head.use(sampler)
         step(0)
-        due = tuple(sampler.upkeep()) if isinstance(sampler, UpkeptSampler) else ()
-        upkeep.append(sum(statistics.median(_seconds(run, device) for _ in range(3)) / every for run, every in due))
+        jobs = upkeep_jobs(sampler)
+        upkeep.append(sum(statistics.median(_seconds(run, device) for _ in range(3)) / every for run, every in jobs))
     for _ in range(_ROUNDS):
         for sampler, found in zip(samplers, times, strict=True):
             # Not by `use`: it knows the class vectors already.

@@ -1,4 +1,4 @@
-"""What every head does around its loss: flatten the batch, leave out what is ignored, weigh and reduce."""
+"""The examples of a head's loss: flattened, masked, weighted and reduced."""
 
 import math
 from dataclasses import dataclass
@@ -12,13 +12,13 @@ REDUCTIONS = ("mean", "sum", "none")
 
 
 @dataclass(frozen=True)
-class Batch:
+class Examples:
     """B examples in a row, whatever shape they came in.
 
     Args:
         hidden: [B, ...].
-        target: int64 [B]; where an example is ignored, the target of another one, so that no new row is touched.
-        valid: bool [B], False where ignored; None where none is, which only a look at the values can tell.
+        target: int64 [B]; an ignored example has the target of another one, so that it touches no further row.
+        valid: bool [B], False where ignored; None if values were checked and none is ignored.
         weight: [B] or None.
         exclude: int64 [B, E] or None, without the example's own target.
         log_z: [B] or None.
@@ -33,26 +33,30 @@ class Batch:
     log_z: Tensor | None
     shape: torch.Size
 
-    def present(self) -> "Batch":
-        """The examples that are not ignored. Waits for the device, and its shape depends on the data."""
+    def present(self) -> "Examples":
+        """Return the examples that are not ignored. Synchronises with the device; the shape depends on the data.
+
+        Raises:
+            ValueError: all examples are ignored.
+        """
         if self.valid is None:
             return self
         if not self.valid.any():
             raise ValueError(f"`target` must hold a class that is not ignored, got {len(self.target)} ignored ones")
         weight, exclude, log_z = (None if x is None else x[self.valid] for x in (self.weight, self.exclude, self.log_z))
         hidden, target = self.hidden[self.valid], self.target[self.valid]
-        return Batch(hidden, target, None, weight, exclude, log_z, target.shape)
+        return Examples(hidden, target, None, weight, exclude, log_z, target.shape)
 
-    def every(self, step: int) -> "Batch":
-        """Every `step`-th example."""
+    def every(self, step: int) -> "Examples":
+        """Return every `step`-th example."""
         valid, weight, exclude, log_z = (
             None if x is None else x[::step].contiguous() for x in (self.valid, self.weight, self.exclude, self.log_z)
         )
         hidden, target = self.hidden[::step].contiguous(), self.target[::step].contiguous()
-        return Batch(hidden, target, valid, weight, exclude, log_z, target.shape)
+        return Examples(hidden, target, valid, weight, exclude, log_z, target.shape)
 
     def reduce(self, loss: Tensor, reduction: str) -> Tensor:
-        """Losses [B] to what `reduction` says. The mean is weighted; of no examples, or of no weight, it is 0."""
+        """Reduce losses [B]. The mean is weighted; with no examples, or with weights of 0, it is 0."""
         if reduction == "mean" and self.valid is None and self.weight is None:
             return loss.mean()
         if self.valid is not None:
@@ -69,12 +73,7 @@ class Batch:
         return loss.sum() / share.sum().clamp(min=torch.finfo(loss.dtype).tiny)
 
 
-def wide(x: Tensor) -> Tensor:
-    """x in float32 or better: scores may be half precision, what is made of them must not be."""
-    return x if x.dtype == torch.float64 else x.float()
-
-
-def flatten(
+def flatten_examples(
     hidden: Tensor,
     target: Tensor,
     num_classes: int,
@@ -84,8 +83,12 @@ def flatten(
     log_z: Tensor | None = None,
     ignore_index: int = -100,
     reduction: str = "mean",
-) -> Batch:
-    """Check a head's arguments against each other and put the examples in a row."""
+) -> Examples:
+    """Check a head's arguments against each other and put the examples in a row.
+
+    Raises:
+        TypeError, ValueError: an argument has the wrong type, shape, dtype, device or value.
+    """
     _check.choice("reduction", reduction, REDUCTIONS)
     _check.tensor("hidden", hidden)
     _check.tensor("target", target)
@@ -99,7 +102,7 @@ def flatten(
     shape, valid, ends = target.shape, None, None
     if _check.reads_values(target) and not target.is_floating_point():
         ends = _check.extremes(target)
-    # Where a look shows that no target is ignored, all that follows is much shorter.
+    # If values may be read and no target is ignored, everything below is much shorter.
     if ends is None or ends[0] <= ignore_index <= ends[1]:
         valid, ends = (target != ignore_index).reshape(-1), None
         if not target.is_floating_point():
@@ -109,7 +112,7 @@ def flatten(
     if len(shape) != 1:
         hidden = hidden.reshape(target.shape[0], *hidden.shape[len(shape) :])
     if weight is not None:
-        _same(weight, "weight", shape, hidden.device)
+        _check_floats(weight, "weight", shape, hidden.device)
         weight = weight.reshape(-1)
         if _check.reads_values(weight) and (bad := ~((weight >= 0) & (weight < math.inf))).any():
             raise ValueError(f"`weight` must be finite and not negative, {_check.at_first(weight, bad)}")
@@ -122,12 +125,12 @@ def flatten(
         # A user who excludes all labels of an example may name its target among them.
         exclude = exclude.masked_fill(exclude == target.unsqueeze(1), -1)
     if log_z is not None:
-        _same(log_z, "log_z", shape, hidden.device)
+        _check_floats(log_z, "log_z", shape, hidden.device)
         log_z = log_z.reshape(-1)
-    return Batch(hidden, target, valid, weight, exclude, log_z, shape)
+    return Examples(hidden, target, valid, weight, exclude, log_z, shape)
 
 
-def _same(value: Tensor, name: str, shape: torch.Size, device: torch.device) -> None:
+def _check_floats(value: Tensor, name: str, shape: torch.Size, device: torch.device) -> None:
     _check.tensor(name, value)
     if not value.is_floating_point():
         raise TypeError(f"`{name}` must hold floating-point numbers, got {value.dtype}")

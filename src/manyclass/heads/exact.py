@@ -1,4 +1,4 @@
-"""Exact normaliser, probabilities and top-k, in chunks of classes so that no [B, C] matrix is ever held."""
+"""Exact normaliser and top-k, in chunks of classes so that no [B, C] matrix is ever held."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -9,18 +9,18 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from manyclass import _check
-from manyclass.heads._batch import wide
+from manyclass.kernels import at_least_float32
 
-_CHUNK = 1 << 24  # scores held at once
-_ROWS = 1 << 10  # examples at once where no gradient is wanted: results of many chunks are kept for each
-_FEW = 1 << 8  # examples that a chunk of classes is cut for at least: their vectors may be copied, to be normalised
+MAX_SCORES = 1 << 24  # held in memory at once
+MAX_EXAMPLES = 1 << 10  # at once without gradients: results of many chunks are kept for each
+MIN_EXAMPLES = 1 << 8  # assumed for the size of a chunk of classes: its vectors may be copied, to be normalised
 
 
 class TopK(NamedTuple):
-    """The classes of highest probability, best first.
+    """Classes of highest probability, best first.
 
     Args:
-        log_prob: [..., k] exact log-probabilities; -inf where fewer than k classes were left.
+        log_prob: [..., k] exact log-probabilities; -inf if fewer than k classes were left.
         ids: int64 [..., k].
     """
 
@@ -29,42 +29,42 @@ class TopK(NamedTuple):
 
 
 class ChunkedHead(Protocol):
-    """A head that can score all classes, some at a time."""
+    """A head that can score all classes, a chunk at a time."""
 
     @property
     def num_classes(self) -> int: ...
 
     def score_chunks(self, size: int) -> Iterator[tuple[int, Callable[[Tensor], Tensor]]]:
-        """For each run of `size` classes its first id and a function from hidden [B, ...] to scores [B, size]."""
+        """Yield for each run of `size` classes its first id and a function from hidden [B, ...] to scores [B, size]."""
         ...
 
 
 def _chunks(head: ChunkedHead, batch: int, exclude: Tensor | None) -> Iterator[tuple[int, Callable[[Tensor], Tensor]]]:
-    for start, score in head.score_chunks(max(1, _CHUNK // max(batch, _FEW))):
+    for start, score in head.score_chunks(max(1, MAX_SCORES // max(batch, MIN_EXAMPLES))):
 
         def masked(hidden: Tensor, start: int = start, score: Callable[[Tensor], Tensor] = score) -> Tensor:
-            scores = wide(score(hidden))
-            return scores if exclude is None else mask_places(scores, exclude - start)
+            scores = at_least_float32(score(hidden))
+            return scores if exclude is None else mask_columns(scores, exclude - start)
 
         yield start, masked
 
 
-def mask_places(scores: Tensor, place: Tensor) -> Tensor:
-    """Scores [B, n] with -inf at the places [B, E] that lie in [0, n)."""
+def mask_columns(scores: Tensor, columns: Tensor) -> Tensor:
+    """Return scores [B, n] with -inf in the columns [B, E] that lie in [0, n)."""
     n = scores.shape[1]
-    # What lies outside goes to a column of its own, which is cut off.
-    place = torch.where((place >= 0) & (place < n), place, n)
-    hit = torch.zeros(len(scores), n + 1, dtype=torch.bool, device=scores.device).scatter_(1, place, True)
+    # Columns outside are written to one more column, which is cut off.
+    columns = torch.where((columns >= 0) & (columns < n), columns, n)
+    hit = torch.zeros(len(scores), n + 1, dtype=torch.bool, device=scores.device).scatter_(1, columns, True)
     return scores.masked_fill(hit[:, :n], -math.inf)
 
 
-def log_z(head: ChunkedHead, hidden: Tensor, exclude: Tensor | None = None, *, power: float = 1.0) -> Tensor:
-    """log Σ u^power [B] of hidden [B, ...] over all classes that are not excluded, log Z at power 1.
+def exact_log_z(head: ChunkedHead, hidden: Tensor, exclude: Tensor | None = None, *, power: float = 1.0) -> Tensor:
+    """Return log Σ u^power [B] of hidden [B, ...] over all classes that are not excluded: log Z at power 1.
 
-    Differentiable; chunks are scored again in the backward pass rather than kept.
+    Differentiable; the backward pass scores chunks again instead of keeping them.
     """
-    if len(hidden) > _ROWS and not torch.is_grad_enabled():
-        return torch.cat([log_z(head, *rows, power=power) for rows in _row_chunks(hidden, exclude)])
+    if len(hidden) > MAX_EXAMPLES and not torch.is_grad_enabled():
+        return torch.cat([exact_log_z(head, *rows, power=power) for rows in _row_chunks(hidden, exclude)])
     parts = []
     for _, score in _chunks(head, len(hidden), exclude):
 
@@ -80,8 +80,12 @@ def log_z(head: ChunkedHead, hidden: Tensor, exclude: Tensor | None = None, *, p
 
 
 @torch.no_grad()
-def topk(head: ChunkedHead, hidden: Tensor, k: int, exclude: Tensor | None = None) -> TopK:
-    """The k best classes [B, k] of hidden [B, ...] that are not excluded. Probabilities are over all classes."""
+def exact_topk(head: ChunkedHead, hidden: Tensor, k: int, exclude: Tensor | None = None) -> TopK:
+    """Return the k best classes [B, k] of hidden [B, ...] that are not excluded. Probabilities are over all classes.
+
+    Raises:
+        ValueError: k is outside [1, C], or `exclude` is not [B, E] or not on the device of `hidden`.
+    """
     _check.whole("k", k, 1, head.num_classes)
     if exclude is not None:
         if exclude.dim() != 2 or len(exclude) != len(hidden):
@@ -93,8 +97,8 @@ def topk(head: ChunkedHead, hidden: Tensor, k: int, exclude: Tensor | None = Non
 
 
 def _row_chunks(hidden: Tensor, exclude: Tensor | None) -> Iterator[tuple[Tensor, Tensor | None]]:
-    rows = hidden.split(_ROWS)
-    return zip(rows, [None] * len(rows) if exclude is None else exclude.split(_ROWS), strict=True)
+    rows = hidden.split(MAX_EXAMPLES)
+    return zip(rows, [None] * len(rows) if exclude is None else exclude.split(MAX_EXAMPLES), strict=True)
 
 
 def _topk(head: ChunkedHead, hidden: Tensor, k: int, exclude: Tensor | None) -> TopK:
@@ -105,7 +109,7 @@ def _topk(head: ChunkedHead, hidden: Tensor, k: int, exclude: Tensor | None) -> 
         scores = score(hidden)
         parts.append(scores.logsumexp(1))
         if exclude is not None:
-            scores = mask_places(scores, exclude - start)
+            scores = mask_columns(scores, exclude - start)
         chunk, place = scores.topk(min(k, scores.shape[1]), dim=1)
         best = torch.cat([best.to(chunk.dtype), chunk], 1)
         ids = torch.cat([ids, place + start], 1)

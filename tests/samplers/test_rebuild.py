@@ -12,7 +12,7 @@ from torch import nn
 
 from manyclass import ClassHead
 from manyclass.samplers import Clustered, Learned, Nearest
-from manyclass.samplers._renewal import Renewal, lag
+from manyclass.samplers._rebuild import BackgroundRebuild, lag
 
 C, D, B, EVERY = 60, 5, 12, 8
 WEIGHTS = 1 / torch.arange(1, C + 1, dtype=torch.float64)
@@ -31,11 +31,11 @@ class Table(nn.Module):
         self.register_buffer("value", torch.tensor(value))
 
 
-def run(renewal, current, steps, *, every=EVERY, seconds=0.0):
+def run(schedule, current, steps, *, every=EVERY, seconds=0.0):
     """The value drawn from after each step; a build's value is the step it began at."""
 
     def snapshot():
-        begun = renewal.steps
+        begun = schedule.steps
 
         def build():
             time.sleep(seconds)
@@ -45,7 +45,7 @@ def run(renewal, current, steps, *, every=EVERY, seconds=0.0):
 
     values = []
     for _ in range(steps):
-        current = renewal.step(current, every, snapshot)
+        current = schedule.advance(current, every, snapshot)
         values.append(int(current.value))
     return current, values
 
@@ -53,56 +53,56 @@ def run(renewal, current, steps, *, every=EVERY, seconds=0.0):
 @pytest.mark.parametrize(("every", "wait"), [(8, 2), (5, 2), (2, 1), (1, 1)])
 def test_a_build_is_taken_up_so_many_steps_after_its_snapshot(every, wait):
     assert lag(every) == wait
-    _, values = run(Renewal(), Table(0), 40, every=every)
+    _, values = run(BackgroundRebuild(), Table(0), 40, every=every)
     assert values == [max(0, (step - wait) // every * every) for step in range(1, 41)]
 
 
 def test_a_slow_thread_changes_nothing():
-    assert run(Renewal(), Table(0), 20)[1] == run(Renewal(), Table(0), 20, seconds=0.05)[1]
+    assert run(BackgroundRebuild(), Table(0), 20)[1] == run(BackgroundRebuild(), Table(0), 20, seconds=0.05)[1]
 
 
 def test_steps_do_not_wait_for_a_build_before_its_time():
-    renewal, current, go = Renewal(), Table(0), threading.Event()
+    schedule, current, go = BackgroundRebuild(), Table(0), threading.Event()
 
     def build():
         go.wait()
         return Table(1)
 
     for _ in range(EVERY + lag(EVERY) - 1):
-        current = renewal.step(current, EVERY, lambda: build)
+        current = schedule.advance(current, EVERY, lambda: build)
     assert int(current.value) == 0
     go.set()
-    assert int(renewal.step(current, EVERY, lambda: build).value) == 1
+    assert int(schedule.advance(current, EVERY, lambda: build).value) == 1
 
 
 def test_an_error_surfaces_when_its_build_is_due_and_steps_go_on():
-    renewal, current = Renewal(), Table(0)
+    schedule, current = BackgroundRebuild(), Table(0)
 
     def build():
         raise ValueError("no table")
 
     for _ in range(EVERY + 1):
-        current = renewal.step(current, EVERY, lambda: build)
+        current = schedule.advance(current, EVERY, lambda: build)
     with pytest.raises(ValueError, match="no table"):
-        renewal.step(current, EVERY, lambda: build)
-    assert run(renewal, current, EVERY)[1][-1] == 2 * EVERY
+        schedule.advance(current, EVERY, lambda: build)
+    assert run(schedule, current, EVERY)[1][-1] == 2 * EVERY
 
 
 def test_what_was_dropped_is_not_taken_up():
-    renewal = Renewal()
-    current, _ = run(renewal, Table(0), EVERY)
-    renewal.drop()
-    assert run(renewal, current, 5)[1] == [0] * 5
+    schedule = BackgroundRebuild()
+    current, _ = run(schedule, Table(0), EVERY)
+    schedule.drop()
+    assert run(schedule, current, 5)[1] == [0] * 5
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))], ids=["copy", "pickle"])
 @pytest.mark.parametrize("steps", [3, EVERY, EVERY + 1, EVERY + 2])
 def test_a_copy_takes_up_what_was_under_way(steps, copied):
-    renewal = Renewal()
-    current, _ = run(renewal, Table(0), steps, seconds=0.05)
+    schedule = BackgroundRebuild()
+    current, _ = run(schedule, Table(0), steps, seconds=0.05)
     # A copy of a copy as well: what it holds has been built by then.
-    twin, again = copied(renewal), copied(copied(renewal))
-    values = run(renewal, copy.deepcopy(current), 10)[1]
+    twin, again = copied(schedule), copied(copied(schedule))
+    values = run(schedule, copy.deepcopy(current), 10)[1]
     assert run(twin, copy.deepcopy(current), 10)[1] == values
     assert run(again, copy.deepcopy(current), 10)[1] == values
 
@@ -128,7 +128,7 @@ def train(head, hidden, target, steps):
     return losses
 
 
-def renewed(head):
+def rebuilt(head):
     """What its sampler draws from."""
     if isinstance(head.sampler, Learned):
         return head.sampler.sampler.table
@@ -171,7 +171,7 @@ def test_a_build_sees_the_vectors_of_its_snapshot(name):
         later.weight.neg_()
     train(head, hidden, target, range(lag(EVERY)))
     train(later, hidden, target, range(lag(EVERY)))
-    assert torch.equal(renewed(head).centroids, renewed(later).centroids)
+    assert torch.equal(rebuilt(head).centroids, rebuilt(later).centroids)
 
 
 @pytest.mark.parametrize("order", [None, "frequency"])
@@ -193,8 +193,8 @@ def test_a_refresh_is_newer_than_what_is_under_way(name):
     head, hidden, target = setting(name)
     train(head, hidden, target, range(EVERY))
     head.sampler.refresh()
-    present = renewed(head)
+    present = rebuilt(head)
     train(head, hidden, target, range(lag(EVERY)))
-    assert renewed(head) is present
+    assert rebuilt(head) is present
     train(head, hidden, target, range(EVERY))
-    assert renewed(head) is not present
+    assert rebuilt(head) is not present

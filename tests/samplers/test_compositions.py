@@ -1,0 +1,188 @@
+"""Every composition of samplers learns, follows the class vectors and resizes, or is refused when it is built."""
+
+import copy
+
+import pytest
+import torch
+
+from manyclass import ClassCounts, ClassHead, ScorerHead
+from manyclass.samplers import (
+    Bernoulli,
+    Budget,
+    Clustered,
+    Exhaustive,
+    Importance,
+    InBatch,
+    Learned,
+    Nearest,
+    Systematic,
+    WithExplicit,
+)
+
+C, D, B, K = 90, 6, 16, 24
+FIXED = torch.tensor([0, 4, 7])
+
+
+def counts():
+    return ClassCounts(1 / torch.arange(1, C + 1, dtype=torch.float64))
+
+
+INNER = {
+    "exhaustive": lambda: Exhaustive(C),
+    "importance": lambda: Importance(counts(), K),
+    "bernoulli": lambda: Bernoulli(counts(), K),
+    "systematic": lambda: Systematic(counts(), K, order="cluster"),
+    "learned": lambda: Learned(counts(), K, every=4, order="cluster"),
+    "clustered": lambda: Clustered(counts(), K, group_size=4, every=4),
+    "nearest": lambda: Nearest(counts(), K, group_size=4, every=4),
+    "in batch": lambda: InBatch(counts(), K),
+    "budget": lambda: Budget(Learned(counts(), K, every=4, order="cluster"), 0.1, every=3, least=8),
+}
+WRAPPERS = {
+    "batch explicit": lambda inner: WithExplicit(inner, "batch"),
+    "set explicit": lambda inner: WithExplicit(inner, FIXED),
+    "both explicit": lambda inner: WithExplicit(WithExplicit(inner, FIXED), "batch"),
+}
+FIXED_K = {"exhaustive", "clustered", "nearest", "in batch", "budget"}
+
+
+def setting(sampler):
+    torch.manual_seed(0)
+    head = ClassHead(D, C, sampler=sampler)
+    generator = torch.Generator().manual_seed(3)
+    return head, torch.randn(B, D, generator=generator), torch.randint(C, (B,), generator=generator)
+
+
+def train(head, hidden, target, steps, first=0):
+    losses = []
+    for step in range(first, first + steps):
+        head.zero_grad()
+        loss = head(hidden, target, generator=torch.Generator().manual_seed(step))
+        loss.backward()
+        with torch.no_grad():
+            for parameter in head.parameters():
+                parameter -= 0.5 * parameter.grad
+        losses.append(loss.item())
+    return losses
+
+
+def innermost(sampler):
+    while isinstance(sampler, Budget | WithExplicit):
+        sampler = sampler.sampler
+    return sampler
+
+
+def vectors_of(sampler):
+    """The class vectors that a sampler follows."""
+    if isinstance(sampler, Clustered | Nearest):
+        return sampler.schedule.vectors
+    order = getattr(sampler.sampler if isinstance(sampler, Learned) else sampler, "order", None)
+    return () if order is None else order.vectors
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+@pytest.mark.parametrize("name", INNER)
+def test_a_wrapped_sampler_learns_as_it_does_alone(name, wrapper):
+    alone = INNER[name]()
+    head, hidden, target = setting(WRAPPERS[wrapper](INNER[name]()))
+    assert head.sampler.learns == alone.learns
+    inner = innermost(head.sampler)
+    before = inner.estimate.clone() if isinstance(inner, Learned) else None
+    train(head, hidden, target, 12)
+    if before is not None:
+        changed = inner.estimate != before
+        assert changed.sum() > K / 2
+        assert inner.estimate.isfinite().all()
+        if wrapper == "set explicit":
+            assert not changed[FIXED].any() or name == "budget"
+        # The table follows the estimates: it was rebuilt at step 4 and taken up at step 5.
+        assert inner.schedule.steps == 12
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+@pytest.mark.parametrize("name", ["systematic", "learned", "clustered", "nearest", "budget"])
+def test_a_wrapped_sampler_follows_the_class_vectors(name, wrapper):
+    head, hidden, target = setting(WRAPPERS[wrapper](INNER[name]()))
+    inner = innermost(head.sampler)
+    assert vectors_of(inner)[0] is head.weight
+    if isinstance(inner, Clustered | Nearest):
+        train(head, hidden, target, 3)
+        assert inner.schedule.steps == 3
+    twin = copy.deepcopy(head)
+    assert vectors_of(innermost(twin.sampler))[0] is twin.weight
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+@pytest.mark.parametrize("name", INNER)
+def test_a_wrapped_sampler_is_resized_and_goes_on(name, wrapper):
+    head, hidden, target = setting(WRAPPERS[wrapper](INNER[name]()))
+    train(head, hidden, target, 6)
+    head.resize(C + 9)
+    assert head.sampler.num_classes == innermost(head.sampler).num_classes == C + 9
+    assert all(torch.tensor(train(head, hidden, torch.arange(B) + C - 7, 6)).isfinite())
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+@pytest.mark.parametrize("name", INNER)
+def test_the_state_of_a_composition_goes_on_in_another_process(name, wrapper):
+    head, hidden, target = setting(WRAPPERS[wrapper](INNER[name]()))
+    train(head, hidden, target, 7)
+    other, _, _ = setting(WRAPPERS[wrapper](INNER[name]()))
+    other.load_state_dict(head.state_dict())
+    assert train(head, hidden, target, 7, first=7) == train(other, hidden, target, 7, first=7)
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+@pytest.mark.parametrize("name", INNER)
+def test_a_budget_of_a_composition_adjusts_k_or_is_refused(name, wrapper):
+    wrapped = WRAPPERS[wrapper](INNER[name]())
+    if name in FIXED_K:
+        with pytest.raises(
+            ValueError, match="`sampler` must have a `k` to change, got a WithExplicit whose k is fixed"
+        ):
+            Budget(wrapped, 0.1)
+        return
+    head, hidden, target = setting(Budget(wrapped, 1e-3, every=2))
+    inner = innermost(head.sampler)
+    before = inner.k
+    train(head, hidden, target, 8)
+    assert head.sampler.k == inner.k > before
+    if isinstance(inner, Learned):
+        assert inner.schedule.steps == 8
+
+
+@pytest.mark.parametrize("name", INNER)
+def test_in_batch_has_no_inner_sampler(name):
+    with pytest.raises(TypeError, match=r"`counts` must be a Tensor, got "):
+        InBatch(INNER[name]())
+
+
+def test_slots_emptied_by_the_explicit_set_teach_nothing():
+    head, hidden, _ = setting(WithExplicit(Learned(counts(), K), "batch"))
+    inner = head.sampler.sampler
+    before = inner.estimate.clone()
+    target = torch.arange(B)
+    train(head, hidden, target, 5)
+    assert torch.equal(inner.estimate[target], before[target])
+    assert not torch.equal(inner.estimate, before)
+
+
+def test_a_learned_sampler_wastes_no_draw_on_an_explicit_set():
+    head, hidden, target = setting(WithExplicit(Learned(counts(), K, every=4), FIXED))
+    train(head, hidden, target, 12)
+    drawn = head.sampler.sampler(target, generator=torch.Generator().manual_seed(0))
+    assert drawn.ids().shape == (B, K)
+    assert not torch.isin(drawn.ids(), FIXED).any()
+
+
+def test_a_sampler_without_the_life_cycle_is_refused():
+    class Half(torch.nn.Module):
+        num_classes, device = C, None
+
+        def draw(self, target, exclude, *, hidden, generator): ...
+
+    message = r"`sampler` must have the methods of samplers.Sampler, got a Half without 'attach'"
+    with pytest.raises(TypeError, match=message):
+        ClassHead(D, C, sampler=Half())
+    with pytest.raises(TypeError, match=message):
+        ScorerHead(lambda hidden, ids: hidden, Half())
