@@ -67,13 +67,15 @@ def sampled_loss(
     if batch.log_z is not None and not head.objective.normalised:
         raise ValueError(f"`log_z` must be None for {head.objective!r}, which has no z, got a tensor")
     candidates = draw(head, batch, head.objective, generator)
-    loss, score_gradient = (closed_form and closed_form(batch, candidates)) or (None, None)
+    found = None if closed_form is None else closed_form(batch, candidates)
     observe = observer(head, candidates)
     # On NaN, rerun eagerly: that path names the bad input.
-    if loss is None or (_check.reads_values(loss) and math.isnan(loss.detach().sum().item())):
+    if found is None or (_check.reads_values(found[0]) and math.isnan(found[0].detach().sum().item())):
         loss = candidate_loss(head, batch, candidates, observe=observe)
-    elif observe is not None and score_gradient is not None:
-        observe(score_gradient)
+    else:
+        loss, score_gradient = found
+        if observe is not None:
+            observe(score_gradient)
     sampler = head.sampler
     if _trains_log_z(head) and _is_budgeted(sampler) and sampler.due():
         sampler.take_error(error_of_log_z(head, batch, generator))
