@@ -208,8 +208,8 @@ def linear_draw(similarity="dot", sparse=False):
     head = make(similarity=similarity, sparse=sparse)
     hidden, target = torch.randn(B, D, dtype=torch.float64, requires_grad=True), torch.randint(C, (B,))
     candidates = head.sampler(target, exclude=target.unsqueeze(1), generator=torch.Generator().manual_seed(1))
-    kind = Similarity(similarity, head.scale)
-    return LinearDraw(hidden, head.weight, head.bias, target, candidates, kind, sparse), head
+    measure = Similarity(similarity, head.scale)
+    return LinearDraw(hidden, head.weight, head.bias, target, candidates, measure, sparse), head
 
 
 @pytest.mark.parametrize("similarity", ["dot", "cosine"])
