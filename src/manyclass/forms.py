@@ -22,11 +22,11 @@ class Similarity:
     """Score of a class vector w and a hidden vector h: w · h, or scale · cos(w, h).
 
     Args:
-        kind: "dot" or "cosine".
+        name: "dot" or "cosine".
         scale: factor of the cosine; a dot product has none.
     """
 
-    kind: str = "dot"
+    name: str = "dot"
     scale: float = 1.0
 
 

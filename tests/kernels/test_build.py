@@ -1,4 +1,4 @@
-"""The compiled kernels are built once and kept, and everything works where they cannot be."""
+"""The compiled kernels are built once and cached, and everything works without them."""
 
 import logging
 import os
@@ -25,7 +25,7 @@ def cache(tmp_path, monkeypatch):
 
 
 @needs_compiler
-def test_a_build_is_kept_and_used_again(cache):
+def test_a_build_is_cached_and_loaded_again(cache):
     assert build.library() is not None
     (made,) = cache.iterdir()
     before = made.stat().st_mtime_ns
@@ -35,12 +35,12 @@ def test_a_build_is_kept_and_used_again(cache):
 
 
 @needs_compiler
-def test_a_cache_that_cannot_be_written_to_is_no_obstacle(cache):
+def test_a_build_needs_no_writable_cache(cache):
     cache.write_text("a file where the folder should be")
     assert build.library() is not None
 
 
-def test_the_environment_can_say_no(cache, monkeypatch):
+def test_the_environment_can_switch_the_kernels_off(cache, monkeypatch):
     monkeypatch.setenv("MANYCLASS_NATIVE", "0")
     assert build.library() is None
     assert not build.is_available(torch.ones(1))
@@ -55,7 +55,7 @@ def test_without_a_compiler_draws_are_the_eager_ones(cache, monkeypatch, caplog)
 
 
 @needs_compiler
-def test_a_compiler_that_fails_is_reported_once_with_its_words(cache, monkeypatch, tmp_path, caplog):
+def test_a_compiler_that_fails_is_reported_once_with_its_message(cache, monkeypatch, tmp_path, caplog):
     compiler = tmp_path / "broken"
     compiler.write_text("#!/bin/sh\n[ $1 = --version ] || { echo 'disk on fire' >&2; exit 1; }\n")
     compiler.chmod(0o755)
@@ -76,5 +76,5 @@ def test_a_compiler_without_openmp_still_builds(cache, monkeypatch, tmp_path):
     assert build.library() is not None
 
 
-def test_what_is_no_plain_memory_stays_eager():
+def test_tensors_without_cpu_memory_stay_eager():
     assert not build.is_available(torch.ones(1, device="meta"))

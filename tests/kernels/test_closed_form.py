@@ -1,21 +1,24 @@
 """The closed form gives the losses and gradients of autograd through the objective."""
 
+import dataclasses
+
 import pytest
 import torch
 
 from manyclass import Block, Candidates, ClassHead
+from manyclass.forms import LogSumExp, PairSum, Similarity
 from manyclass.heads import linear
-from manyclass.kernels import LinearDraw, closed_form_loss
+from manyclass.kernels import LinearDraw, closed_form_loss, eager_loss, has_closed_form
 from manyclass.kernels.cpu import build
-from manyclass.objectives import LogSumExp
+from manyclass.objectives import Likelihood
 from manyclass.samplers import WithExplicit
 from tests.tables import OBJECTIVES, SAMPLERS
 
 C, D, B = 60, 7, 12
-# Those with a log z, or with weights of their own, go through autograd.
+# Objectives with a log z, or without a form, go through autograd.
 CLOSED = [name for name in OBJECTIVES if name != "blackout" and not name.startswith("noise")]
 
-# In torch's operators as well as compiled.
+# Every test runs with compiled kernels and with torch's operators.
 pytestmark = pytest.mark.usefixtures("kernels")
 
 
@@ -26,7 +29,7 @@ def make(name="systematic", objective=None, dtype=torch.float64, **options):
 
 
 def step(head, hidden, target, **options):
-    """The losses and every gradient, dense."""
+    """Return the losses and every gradient, dense."""
     head.zero_grad()
     hidden = hidden.detach().requires_grad_()
     loss = head(hidden, target, reduction="none", generator=torch.Generator().manual_seed(1), **options)
@@ -47,21 +50,21 @@ def agree(ours, theirs, tolerance=1e-12):
 
 @pytest.fixture
 def counted(monkeypatch):
-    """How often the closed form was taken: a test of it that falls back tests nothing."""
+    """Count calls of the closed form: a test that falls back to autograd would test nothing."""
     calls = []
     monkeypatch.setattr(linear, "closed_form_loss", lambda *a, **o: calls.append(1) or closed_form_loss(*a, **o))
     return calls
 
 
 def takes_closed_form(objective):
-    """Those of pairs only where kernels are compiled."""
+    """Return True if the closed form serves this objective: pair sums need compiled kernels."""
     return objective in ("likelihood", "plain importance", "subset softmax") or build.library() is not None
 
 
 @pytest.mark.parametrize("sparse", [False, True])
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("objective", CLOSED)
-# One that draws for groups has none.
+# A sampler that draws for groups has no closed form.
 @pytest.mark.parametrize("name", [name for name in SAMPLERS if name != "clustered"])
 def test_losses_and_gradients_are_those_of_the_objective(name, objective, bias, sparse, monkeypatch, counted):
     head = make(name, OBJECTIVES[objective][0], bias=bias, sparse=sparse)
@@ -114,8 +117,8 @@ def test_nan_is_never_hidden(objective):
         head(hidden, torch.arange(B))
 
 
-def test_an_empty_draw_is_the_objectives(monkeypatch):
-    """A draw of one class that is the target of all: nothing is left of it."""
+def test_an_empty_draw_has_the_loss_of_the_objective(monkeypatch):
+    """A draw of one class that every example excludes is empty."""
     target = torch.zeros(3, dtype=torch.int64)
     for objective, *_ in (OBJECTIVES[name] for name in CLOSED):
         sampler = WithExplicit(None, torch.tensor([0]), num_classes=5)
@@ -124,7 +127,7 @@ def test_an_empty_draw_is_the_objectives(monkeypatch):
         assert agree(step(head, hidden, target), by_autograd(monkeypatch, step, head, hidden, target))
 
 
-def test_targets_may_lie_anywhere(monkeypatch):
+def test_targets_need_not_be_contiguous(monkeypatch):
     head, hidden = make(), torch.randn(B, D, dtype=torch.float64)
     target = torch.randint(C, (B, 3))[:, 1]
     assert not target.is_contiguous()
@@ -179,7 +182,7 @@ def test_gradients_can_be_differentiated_again(monkeypatch):
     assert agree(penalty(), by_autograd(monkeypatch, penalty))
 
 
-def test_an_excluded_class_of_great_score_does_not_drown_the_others(monkeypatch):
+def test_an_excluded_class_of_great_score_does_not_underflow_the_others(monkeypatch):
     head = make("exhaustive", dtype=torch.float32)
     with torch.no_grad():
         head.bias[5] = 500.0
@@ -190,7 +193,7 @@ def test_an_excluded_class_of_great_score_does_not_drown_the_others(monkeypatch)
     assert 1 < ours[0].mean() < 10
 
 
-def test_an_infinite_score_in_an_empty_slot_is_nobody():
+def test_an_infinite_score_in_an_empty_slot_does_not_count():
     target = torch.tensor([0])
     block = Block(torch.tensor([[1, 2]]), torch.tensor([[0.0, -torch.inf]], dtype=torch.float64))
     candidates = Candidates((block,), target.unsqueeze(1), None, 3)
@@ -198,3 +201,59 @@ def test_an_infinite_score_in_an_empty_slot_is_nobody():
     form, draw = LogSumExp(target=True, kappa=True), LinearDraw(torch.zeros(1, D), weight, bias, target, candidates)
     loss, _ = closed_form_loss(form, draw)
     assert loss.exp().item() == pytest.approx(2)
+
+
+def linear_draw(similarity="dot", sparse=False):
+    """Return a draw of 20 classes for B targets, and the head it was drawn with."""
+    head = make(similarity=similarity, sparse=sparse)
+    hidden, target = torch.randn(B, D, dtype=torch.float64, requires_grad=True), torch.randint(C, (B,))
+    candidates = head.sampler(target, exclude=target.unsqueeze(1), generator=torch.Generator().manual_seed(1))
+    measure = Similarity(similarity, head.scale)
+    return LinearDraw(hidden, head.weight, head.bias, target, candidates, measure, sparse), head
+
+
+@pytest.mark.parametrize("similarity", ["dot", "cosine"])
+@pytest.mark.parametrize("sparse", [False, True])
+def test_the_eager_reference_is_the_loss_of_the_head(similarity, sparse):
+    draw, head = linear_draw(similarity, sparse)
+    losses = eager_loss(head.objective.form, draw)
+    expected = head.objective(*head.candidate_scores(draw.hidden, draw.target, draw.candidates), draw.candidates)
+    assert torch.equal(losses, expected)
+    ours, theirs = (torch.autograd.grad(x.sum(), (draw.hidden, draw.weight, draw.bias)) for x in (losses, expected))
+    assert all(
+        a.is_sparse == b.is_sparse == (sparse and i > 0) for i, (a, b) in enumerate(zip(ours, theirs, strict=True))
+    )
+    assert agree([g.to_dense() for g in ours], [g.to_dense() for g in theirs])
+
+
+@pytest.mark.parametrize("form", [LogSumExp(True, True), PairSum("relu", 1.0, paired=True)])
+def test_it_serves_dot_products_and_untransformed_targets_alone(form):
+    draw, _ = linear_draw()
+    assert has_closed_form(form, draw) == (isinstance(form, LogSumExp) or build.library() is not None)
+    assert not has_closed_form(dataclasses.replace(form, target_transform=lambda score: score - 0.5), draw)
+    assert not has_closed_form(form, dataclasses.replace(draw, similarity=Similarity("cosine", 16.0)))
+
+
+def test_a_cosine_and_a_margin_go_through_autograd(counted):
+    hidden, target = torch.randn(B, D, dtype=torch.float64), torch.randint(C, (B,))
+    step(make(similarity="cosine"), hidden, target)
+    objective = Likelihood()
+    objective.form = LogSumExp(True, True, target_transform=lambda score: score - 0.5)
+    margin, *_ = step(make(objective=objective), hidden, target)
+    assert not counted
+    plain, *_ = step(make(), hidden, target)
+    assert counted
+    assert (margin > plain).all()
+
+
+def test_the_gradient_of_the_scores_is_that_of_the_objective():
+    draw, head = linear_draw()
+    target_score, scores = head.candidate_scores(draw.hidden, draw.target, draw.candidates)
+    (expected,) = torch.autograd.grad(head.objective(target_score, scores, draw.candidates).sum(), scores)
+    loss, score_gradient = closed_form_loss(head.objective.form, draw)
+    assert agree([score_gradient], [expected])
+    assert loss.requires_grad
+    assert not score_gradient.requires_grad
+    score_gradient.zero_()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.sum().backward()

@@ -1,4 +1,4 @@
-"""γ of every objective is the paper's, for candidates shared in every way, with hits, exclusions and padding."""
+"""γ of every objective is the paper's, for every grouping of candidates, with hits, exclusions and padding."""
 
 import math
 
@@ -15,7 +15,7 @@ SHARINGS = {"batch": (1,), "groups": (3,), "example": (B,), "all of them": (1, 3
 
 
 def random_candidates(groups, generator, *, ordered, keeps_hits, target):
-    """Blocks with every kind of slot: repeats, hits, padding, excluded classes."""
+    """Return blocks with every kind of slot: repeats, hits, padding, excluded classes."""
     blocks = []
     for g in groups:
         ids = torch.randint(0, C, (g, 5), generator=generator)
@@ -38,7 +38,7 @@ def gamma_by_class(target, ids, gamma_target, gamma_slots):
 
 
 def evaluate(objective, target_score, scores, candidates):
-    """Losses, and -∂loss/∂score."""
+    """Return losses and -∂loss/∂score."""
     target_score, scores = target_score.clone().requires_grad_(), scores.clone().requires_grad_()
     widths = [block.ids.shape[1] for block in candidates.blocks]
     loss = objective(target_score, exclude_hits(list(scores.split(widths, 1)), candidates), candidates)
@@ -82,7 +82,7 @@ def test_gamma_is_the_papers(name, groups, ordered):
 
 
 def example(log_kappa, *, excluded=None, target_log_kappa=0.0):
-    """One example with slots of classes 1, 2, …; its target is class 0."""
+    """Return candidates of one example with slots of classes 1, 2, …; its target is class 0."""
     k = len(log_kappa)
     block = Block(torch.arange(1, k + 1).unsqueeze(0), torch.tensor([log_kappa], dtype=torch.float64))
     excluded = torch.empty(1, 0, dtype=torch.int64) if excluded is None else torch.tensor([excluded])
@@ -99,7 +99,7 @@ def test_an_empty_draw_is_defined(name, how):
     loss, gamma_target, gamma_slots = evaluate(objective, target_score, torch.randn(1, 2).double(), candidates)
     assert (gamma_slots == 0).all()
     if name.startswith("noise contrastive"):
-        # The target's own term is left.
+        # Only the term of the target is left.
         assert float(loss) == pytest.approx(reference.softplus(-(0.3 - options.get("log_z", 0.0))))
     else:
         assert float(loss) == 0
@@ -139,7 +139,7 @@ def test_gradcheck(name):
     target_score = torch.randn(1, dtype=torch.float64, generator=generator, requires_grad=True)
     scores = torch.randn(1, 4, dtype=torch.float64, generator=generator)
     if name == "hinge ranking":
-        # At least 1e-3 away from the kink.
+        # Finite differences need a distance from the kink.
         distance = options["margin"] - target_score.detach() + scores
         assert distance.abs().min() > 1e-3
     scores.requires_grad_()

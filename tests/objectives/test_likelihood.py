@@ -1,4 +1,4 @@
-"""What the paper promises of its own objective, and denies the plain estimate."""
+"""The likelihood's γ is bounded and has the right sign, as the paper proves; that of plain importance is not."""
 
 import math
 
@@ -55,7 +55,7 @@ def test_plain_importance_sampling_goes_below_zero_and_its_plug_in_below_minus_o
     plug_in = 1 - math.exp(3.0) / 2.0
     assert loss.item() < 0
     assert plug_in < -1
-    # Autograd's own weights are self-normalised and stay within bounds.
+    # The weights that autograd finds are self-normalised and stay within bounds.
     gradients = torch.autograd.grad(loss.sum(), (target_score, scores))
     assert all((g.abs() <= 1).all() for g in gradients)
     assert Likelihood()(target_score, scores, candidates).item() > 0

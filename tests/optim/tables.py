@@ -1,10 +1,10 @@
-"""Every row optimiser beside the dense one of torch that it equals, for the tests that hold for all of them."""
+"""Every row optimiser with the dense one of torch that it equals, for tests that run over all of them."""
 
 import torch
 
 from manyclass.optim import RowAdagrad, RowAdam, RowSGD
 
-# Name: (ours, torch's), both of parameters. RowAdagrad by row has no twin.
+# Name: (ours, torch's), both functions of the parameters. RowAdagrad by row has no twin.
 OPTIMISERS = {
     "RowSGD": (lambda p: RowSGD(p, 0.1), lambda p: torch.optim.SGD(p, 0.1)),
     "RowSGD, momentum": (
@@ -38,7 +38,7 @@ C, D = 11, 3
 
 
 def parameters(dtype=torch.float64, seed=0):
-    """A weight [C, D] and a bias [C]."""
+    """Return a weight [C, D] and a bias [C]."""
     generator = torch.Generator().manual_seed(seed)
     shapes = ((C, D), (C,))
     return [torch.nn.Parameter(torch.randn(shape, dtype=dtype, generator=generator)) for shape in shapes]
@@ -49,21 +49,21 @@ def sparse(ids, rows, like):
 
 
 def set_gradients(params, ids, seed):
-    """Gives each parameter a sparse gradient in the rows `ids`, which may repeat."""
+    """Give each parameter a sparse gradient in the rows `ids`, which may repeat."""
     generator = torch.Generator().manual_seed(seed)
     for p in params:
         p.grad = sparse(ids, torch.randn(len(ids), *p.shape[1:], dtype=torch.float64, generator=generator), p)
 
 
 def set_dense_gradients(params, ids, seed):
-    """Gives each parameter the same gradient, dense."""
+    """Give each parameter the same gradient, dense."""
     set_gradients(params, ids, seed)
     for p in params:
         p.grad = p.grad.to_dense()
 
 
 def same(ours, theirs):
-    """Equal up to rounding."""
+    """Assert equality up to rounding."""
     for mine, other in zip(ours, theirs, strict=True):
         tolerance = 1e-12 if mine.dtype == torch.float64 else 1e-6
         torch.testing.assert_close(mine, other, rtol=tolerance, atol=tolerance)

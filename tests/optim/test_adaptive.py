@@ -1,4 +1,4 @@
-"""RowAdagrad and RowAdam where only some rows are touched."""
+"""RowAdagrad and RowAdam where only some rows have a gradient."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.usefixtures("kernels")
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("start", [0.0, 0.5])
-def test_adagrad_is_torchs_whichever_rows_are_touched(start, dtype):
+def test_adagrad_is_torchs_whichever_rows_have_a_gradient(start, dtype):
     params, theirs = parameters(dtype), parameters(dtype)
     optimizer = RowAdagrad(params, 0.1, initial_accumulator_value=start)
     twin = torch.optim.Adagrad(theirs, 0.1, initial_accumulator_value=start)
@@ -48,7 +48,7 @@ def test_adagrad_by_row_is_per_element_where_a_row_is_one_number():
     assert torch.equal(bias, other)
 
 
-def test_a_row_that_adam_touches_late_moves_by_one_learning_rate():
+def test_a_row_that_adam_updates_late_moves_by_one_learning_rate():
     (weight, _) = parameters()
     optimizer = RowAdam([weight], 0.01)
     for step in range(300):

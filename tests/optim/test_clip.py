@@ -1,4 +1,4 @@
-"""clip_grad_norm_: torch's, for sparse gradients as well."""
+"""clip_grad_norm_ equals torch's, for sparse gradients as well."""
 
 import copy
 import math
@@ -13,7 +13,7 @@ IDS = torch.tensor([4, 1, 4, 4, 7])
 
 
 def mixed(dtype=torch.float64):
-    """Sparse weight, dense bias, a parameter without a gradient."""
+    """Return a weight with a sparse gradient, a bias with a dense one and a parameter without any."""
     params = parameters(dtype)
     set_gradients(params, IDS, 0)
     params[1].grad = params[1].grad.to_dense()
@@ -34,7 +34,7 @@ def test_it_is_torchs_on_dense_gradients(max_norm, norm_type, dtype):
     assert params[2].grad is None
 
 
-def test_rows_are_summed_once_for_the_optimiser_too():
+def test_gradients_stay_coalesced_for_the_optimiser():
     params = mixed()
     clip_grad_norm_(iter(params), 1.0)
     assert params[0].grad.is_sparse

@@ -1,4 +1,4 @@
-"""What holds for every row optimiser."""
+"""Properties of every row optimiser."""
 
 import copy
 
@@ -26,7 +26,7 @@ ALL_ROWS_SOME_TWICE = torch.tensor([*range(C - 1, -1, -1), 3, 0, 3])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("gradients", [set_gradients, set_dense_gradients], ids=["sparse", "dense"])
 @pytest.mark.parametrize("name", TWINS)
-def test_where_all_rows_are_touched_it_is_torchs_dense_optimiser(name, gradients, dtype):
+def test_where_all_rows_have_a_gradient_it_is_torchs_dense_optimiser(name, gradients, dtype):
     params, theirs = parameters(dtype), parameters(dtype)
     optimizer, twin = TWINS[name][0](params), TWINS[name][1](theirs)
     for step in range(6):
@@ -61,9 +61,9 @@ def test_rows_without_a_gradient_keep_every_bit(name, dtype):
         set_gradients(params, ids, step)
         optimizer.step()
         for p, old in zip(params, before, strict=True):
-            touched = torch.zeros(C, dtype=torch.bool).index_fill(0, ids, True)
-            assert torch.equal(p[~touched], old[~touched])
-            assert (p[touched] != old[touched]).all()
+            updated = torch.zeros(C, dtype=torch.bool).index_fill(0, ids, True)
+            assert torch.equal(p[~updated], old[~updated])
+            assert (p[updated] != old[updated]).all()
 
 
 @pytest.mark.parametrize("name", OURS)
@@ -128,7 +128,7 @@ def test_half_precision_is_float32_rounded_once_a_step(name, dtype):
     wide = [torch.nn.Parameter(p.detach().float()) for p in params]
     other = OURS[name](wide)
     for step in range(4):
-        # Both see the same gradients: those that half precision can hold.
+        # Both get the same gradients, rounded to half precision.
         set_gradients(params, torch.tensor([4, 1, 4, 7]), step)
         for p, q in zip(params, wide, strict=True):
             q.grad = p.grad.float()

@@ -1,4 +1,4 @@
-"""Bad options and gradients are refused in words that name them."""
+"""Errors about options and gradients name them."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""On a GPU: the same rows as on the CPU, and no step that waits for the device."""
+"""On a GPU the rows are those of the CPU, and no step synchronises with the device."""
 
 import pytest
 import torch
@@ -39,7 +39,7 @@ def test_it_has_the_rows_that_the_cpu_has(name):
 
 @pytest.mark.parametrize("sparse", [False, True], ids=["dense", "sparse"])
 @pytest.mark.parametrize("name", OURS)
-def test_a_step_waits_for_nothing(name, sparse):
+def test_a_step_does_not_synchronise(name, sparse):
     torch.manual_seed(0)
     head = ClassHead(D, C, sampler=SAMPLERS["systematic"](torch.ones(C), 60, None), sparse=sparse).cuda()
     optimizer = OURS[name](head.parameters())
@@ -53,7 +53,7 @@ def test_a_step_waits_for_nothing(name, sparse):
 
     train()
     with no_waiting():
-        # As many as it takes for a history to grow.
+        # Enough steps for the table of the history to grow.
         for _ in range(70):
             train()
     assert head.weight.isfinite().all()

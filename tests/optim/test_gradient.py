@@ -1,42 +1,42 @@
-"""Rows of a gradient that is sparse with repeats, coalesced or dense."""
+"""Rows of gradients that are sparse with repeats, coalesced or dense."""
 
 import pytest
 import torch
 
 from manyclass.optim import _gradient, clip_grad_norm_
-from manyclass.optim._gradient import summed, touched
+from manyclass.optim._gradient import coalesced_gradient, coalesced_rows
 from tests.optim.tables import OURS, parameters, same, set_gradients
 
 IDS = torch.tensor([4, 1, 4, 4, 7])
 
 
 @pytest.fixture
-def unwaiting(monkeypatch):
-    """Sums repeated rows as on a GPU, where their number is not known."""
-    monkeypatch.setattr(_gradient, "_waits", lambda gradient: not gradient.is_coalesced())
+def asynchronous(monkeypatch):
+    """Sum repeated rows as on a GPU, where counting them would synchronise."""
+    monkeypatch.setattr(_gradient, "_would_synchronise", lambda gradient: not gradient.is_coalesced())
 
 
 def test_ids_are_distinct_and_rows_are_sums():
     for p in parameters():
         set_gradients([p], IDS, 0)
-        ids, rows = touched(p)
+        ids, rows = coalesced_rows(p)
         assert ids.tolist() == [1, 4, 7]
         same([rows], [p.grad.to_dense()[ids]])
 
 
-def test_what_is_coalesced_is_not_coalesced_again():
+def test_a_coalesced_gradient_is_not_coalesced_again():
     for p in parameters():
         set_gradients([p], IDS, 0)
         p.grad = p.grad.coalesce()
-        ids, rows = touched(p)
+        ids, rows = coalesced_rows(p)
         assert ids.data_ptr() == p.grad._indices().data_ptr()
         assert rows.data_ptr() == p.grad._values().data_ptr()
 
 
-def test_a_dense_gradient_touches_all_rows():
+def test_a_dense_gradient_has_all_rows():
     weight, _ = parameters()
     weight.grad = torch.ones_like(weight)
-    ids, rows = touched(weight)
+    ids, rows = coalesced_rows(weight)
     assert ids is None
     assert rows.data_ptr() == weight.grad.data_ptr()
 
@@ -47,24 +47,24 @@ def test_many_small_rows_in_half_precision_are_summed_in_float32():
     weight.grad = torch.sparse_coo_tensor(
         ids.unsqueeze(0), torch.ones(1000, 3, dtype=torch.bfloat16), weight.shape, check_invariants=False
     )
-    _, rows = touched(weight)
+    _, rows = coalesced_rows(weight)
     assert rows.tolist() == [[1000.0] * 3]
 
 
 @pytest.mark.parametrize("ids", [IDS, IDS[:1], IDS[:0]], ids=["repeats", "one", "none"])
-def test_where_rows_cannot_be_counted_each_repeat_holds_the_sum(unwaiting, ids):
+def test_where_rows_cannot_be_counted_each_repeat_holds_the_sum(asynchronous, ids):
     for p in parameters():
         set_gradients([p], ids, 0)
         dense = p.grad.to_dense()
-        out, rows = touched(p)
+        out, rows = coalesced_rows(p)
         assert out.tolist() == sorted(ids.tolist())
-        same([rows, summed(p).to_dense()], [dense[out], dense])
-        nonzero = summed(p)._values()
+        same([rows, coalesced_gradient(p).to_dense()], [dense[out], dense])
+        nonzero = coalesced_gradient(p)._values()
         same([nonzero.norm()], [dense.norm()])
 
 
 @pytest.mark.parametrize("name", OURS)
-def test_every_optimiser_bears_repeats_that_hold_their_sum(unwaiting, name):
+def test_every_optimiser_accepts_repeats_that_hold_their_sum(asynchronous, name):
     params, theirs = parameters(), parameters()
     optimizer, other = OURS[name](params), OURS[name](theirs)
     for step in range(4):

@@ -1,4 +1,4 @@
-"""Products over runs of steps, against the steps themselves."""
+"""Products over runs of steps equal the product of the single steps."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""RowSGD: steps that a row missed are made up for, exactly."""
+"""RowSGD applies the steps that a row missed, exactly."""
 
 import copy
 
@@ -22,7 +22,7 @@ SCHEDULES = {
 
 
 def rows(step):
-    """A few rows, at times none; row 0 never, row 1 at the first step only."""
+    """Return a few rows, in some steps none; row 0 never, row 1 in the first step only."""
     if step == 0:
         return torch.tensor([1, 5])
     number = (3, 1, 0, 5)[step % 4]
@@ -40,7 +40,7 @@ def train(params, optimizer, set_all, steps, schedule=None):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("options", OPTIONS)
-def test_after_catch_up_it_is_torchs_sgd_whichever_rows_were_touched(options, schedule, dtype):
+def test_after_catch_up_it_is_torchs_sgd_whichever_rows_had_a_gradient(options, schedule, dtype):
     params, theirs = parameters(dtype), parameters(dtype)
     optimizer, twin = RowSGD(params, 0.1, **OPTIONS[options]), torch.optim.SGD(theirs, 0.1, **OPTIONS[options])
     train(params, optimizer, set_gradients, 75, SCHEDULES[schedule](optimizer))
@@ -52,7 +52,7 @@ def test_after_catch_up_it_is_torchs_sgd_whichever_rows_were_touched(options, sc
 
 
 @pytest.mark.parametrize("options", OPTIONS)
-def test_a_row_touched_now_is_where_torchs_sgd_has_it(options):
+def test_a_row_with_a_gradient_is_where_torchs_sgd_has_it(options):
     params, theirs = parameters(), parameters()
     optimizer, twin = RowSGD(params, 0.1, **OPTIONS[options]), torch.optim.SGD(theirs, 0.1, **OPTIONS[options])
     for step in range(30):
@@ -95,8 +95,8 @@ def test_momentum_and_decay_may_be_switched_on_and_off():
     same(params, theirs)
 
 
-def test_catching_up_in_the_middle_changes_nothing_and_forgets_the_steps(monkeypatch):
-    monkeypatch.setattr(sgd, "_CHUNK", 4)
+def test_catching_up_in_the_middle_changes_nothing_and_clears_the_history(monkeypatch):
+    monkeypatch.setattr(sgd, "_CHUNK_ROWS", 4)
     params, theirs = parameters(), parameters()
     optimizer, twin = (RowSGD(p, 0.1, momentum=0.9, weight_decay=0.05) for p in (params, theirs))
     for step in range(40):
@@ -125,7 +125,7 @@ def test_an_empty_gradient_is_a_step_for_rows_that_return():
     same([p[1] for p in params], [q[1] for q in theirs])
 
 
-def test_plain_sgd_keeps_nothing():
+def test_plain_sgd_has_no_state():
     params = parameters()
     optimizer = RowSGD(params, 0.1)
     set_gradients(params, torch.tensor([1]), 0)

@@ -1,4 +1,4 @@
-"""State that is saved, copied and resized with its rows."""
+"""Optimiser state is saved, copied and resized with its rows."""
 
 import copy
 import io
@@ -39,7 +39,7 @@ def through_a_file(value):
 def test_a_run_that_is_saved_and_loaded_goes_on_bit_for_bit(name, dtype):
     params = parameters(dtype)
     optimizer = OURS[name](params)
-    # In bfloat16 for longer than it can count.
+    # More steps in bfloat16 than it can count to.
     steps = 300 if dtype == torch.bfloat16 else 20
     train(params, optimizer, range(steps))
     again = [torch.nn.Parameter(p.detach().clone()) for p in params]
@@ -100,7 +100,7 @@ def head_steps(head, optimizer, steps=5):
         optimizer.step()
 
 
-# What a new row starts with, after five steps.
+# State of a new row, after five steps.
 STARTS = {
     "RowSGD, momentum": {"momentum_buffer": 0, "last": 5},
     "RowSGD, decay": {"last": 5},
@@ -132,7 +132,7 @@ def test_new_rows_start_as_rows_do_and_old_ones_keep_their_state(name):
     caught_up(head.parameters(), optimizer)
 
 
-def test_a_new_row_is_not_charged_for_steps_before_it_was_there():
+def test_a_new_row_has_missed_no_steps():
     head = sparse_head()
     optimizer = RowSGD(head.parameters(), 0.1, momentum=0.9, weight_decay=0.1)
     head_steps(head, optimizer)

@@ -31,7 +31,7 @@ def test_a_head_with_sparse_gradients_trains_as_one_with_dense_ones(name):
     for step in range(15):
         for h, o in ((head, optimizer), (twin_head, twin)):
             if h is head and isinstance(o, RowSGD):
-                # Scores see rows as they were last touched; only up to date are they the twin's.
+                # Scores see a row as it was after its last update; only caught up does it equal the twin's.
                 o.catch_up()
             o.zero_grad()
             h(*batch(step), generator=torch.Generator().manual_seed(step)).backward()

@@ -24,7 +24,7 @@ def has_closed_form(form: Form, draw: LinearDraw) -> bool:
     It serves dot products and untransformed target scores. A pair sum needs compiled kernels: through torch's
     operators autograd is as fast.
     """
-    if draw.similarity.kind != "dot" or form.target_transform is not None:
+    if draw.similarity.name != "dot" or form.target_transform is not None:
         return False
     if not isinstance(form, LogSumExp) and (form.kappa or not form.needs_candidates or not cpu.is_available()):
         return False

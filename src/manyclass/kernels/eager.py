@@ -31,7 +31,7 @@ def eager_loss(form: Form, draw: LinearDraw) -> Tensor:
 
 def directions(x: Tensor, similarity: Similarity, *, scaled: bool = True) -> Tensor:
     """Return vectors as the similarity takes them: unchanged, or of unit length times the scale."""
-    if similarity.kind == "dot":
+    if similarity.name == "dot":
         return x
     # A norm in half precision would overflow, or be too coarse.
     unit = F.normalize(at_least_float32(x), dim=-1).to(x.dtype)

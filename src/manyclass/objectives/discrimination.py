@@ -1,4 +1,4 @@
-"""Objectives that tell the target from candidates, taken as noise."""
+"""Objectives that discriminate the target from candidates, which are taken as noise."""
 
 import math
 
@@ -11,15 +11,16 @@ from manyclass.forms import PairSum, target_log_kappa, weighted
 
 
 class NegativeSampling:
-    """-log σ(s(target)) - 1/n Σ_d log(1 - σ(s(d))) (Mikolov et al. 2013), scaled as the paper does.
+    """Negative sampling (Mikolov et al. 2013), scaled as the paper does.
 
+        loss = -log σ(s(target)) - 1/n Σ_d log(1 - σ(s(d)))
         γ(target) = 1 - σ(s(target)),  γ(d) = -σ(s(d)) / n
 
-    κ tells empty slots and nothing else; with no candidates the loss is 0.
+    κ only marks empty slots; without candidates the loss is 0.
 
     Args:
-        mean: divide the candidates' sum by their number n, so that it weighs as much as the target; False: word2vec's
-            undivided sum.
+        mean: divide the candidates' sum by their number n, so that it weighs as much as the target's term; if False,
+            keep the sum, as word2vec does.
     """
 
     keeps_hits = False
@@ -29,6 +30,7 @@ class NegativeSampling:
         self.form = PairSum("softplus", positive=True, mean=mean)
 
     def __call__(self, target_score: Tensor, scores: Tensor, candidates: Candidates) -> Tensor:
+        """Return losses [B]."""
         return self.form.loss(target_score, scores, candidates)
 
     def __repr__(self) -> str:
@@ -36,16 +38,16 @@ class NegativeSampling:
 
 
 class NoiseContrastive(nn.Module):
-    """Noise contrastive estimation (Gutmann & Hyvärinen 2010): the model p' = u / z against noise expected ν times.
+    """Noise contrastive estimation (Gutmann & Hyvärinen 2010): the model p' = u / z against noise of expected count ν.
 
         loss = -log(p'(target) / (p'(target) + ν(target))) - Σ_d log(ν(d) / (p'(d) + ν(d))),  ν = 1/κ
         γ(target) = ν(target) / (p'(target) + ν(target)),  γ(d) = -p'(d) / (p'(d) + ν(d))
 
     Under `Importance(q, k)` ν is k q, the classic form. Noise ranges over all classes, so hits stay; with an empty
-    draw the target's term alone is left.
+    draw only the target's term is left.
 
     Args:
-        log_z: log z, fixed or where learning starts; `head(..., log_z=…)` adds one of each example's own.
+        log_z: fixed or initial log z; `head(..., log_z=…)` adds one for each example.
         learn: whether log z is a parameter.
     """
 
@@ -59,22 +61,24 @@ class NoiseContrastive(nn.Module):
         self.log_z = nn.Parameter(value) if learn else value.item()
 
     def forward(self, target_score: Tensor, scores: Tensor, candidates: Candidates) -> Tensor:
+        """Return losses [B]."""
         target_score, scores = target_score - self.log_z, scores - self.log_z
         return self.form.loss(target_score, scores, candidates)
 
     def extra_repr(self) -> str:
+        """Return the options."""
         learn = isinstance(self.log_z, nn.Parameter)
         return f"log_z={self.log_z.item() if isinstance(self.log_z, nn.Parameter) else self.log_z:g}, learn={learn}"
 
 
 class BlackOut:
-    """Discriminates the target from each candidate within their weighted softmax (Ji et al. 2016).
+    """BlackOut: discriminates the target from each candidate within their weighted softmax (Ji et al. 2016).
 
         p̃(c) = κ_c u(c) / (κ(target) u(target) + Σ_d κ_d u(d)),  κ ∝ 1/Q
         loss = -log p̃(target) - Σ_d log(1 - p̃(d))
 
-    γ is not within [-1, 1]: the target's may approach 2, a candidate's lies in (-2, 1). With no candidates the loss
-    is 0. It has neither of the two forms, so it stays eager.
+    γ is not within [-1, 1]: the target's may approach 2, a candidate's lies in (-2, 1). Without candidates the loss is
+    0. It has neither of the two forms, so no kernel serves it.
     """
 
     form = None
@@ -82,11 +86,12 @@ class BlackOut:
     normalised = False
 
     def __call__(self, target_score: Tensor, scores: Tensor, candidates: Candidates) -> Tensor:
+        """Return losses [B]."""
         target = target_score + target_log_kappa(candidates, scores.dtype)
-        # The target in column 0, so that a row is never empty.
+        # Column 0 holds the target, so that a row is never empty.
         log_u = torch.cat([target.unsqueeze(1), weighted(scores, candidates)], 1)
         log_z = log_u.logsumexp(1, keepdim=True)
-        # 1 - p̃ cancels where p̃ is near 1, which only the largest term can be: its complement is summed by itself.
+        # 1 - p̃ cancels where p̃ is near 1. Only the largest term can be, so its complement is summed directly.
         largest = log_u.argmax(1, keepdim=True)
         others = log_u.scatter(1, largest, -math.inf)
         alone = (others > -math.inf).sum(1, keepdim=True) == 0

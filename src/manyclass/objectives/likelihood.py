@@ -1,4 +1,4 @@
-"""Objectives that approximate the log likelihood: they differ in how they approximate its normaliser Z."""
+"""Objectives that approximate the log likelihood; they differ in the approximation of its normaliser Z."""
 
 from torch import Tensor
 
@@ -12,7 +12,7 @@ class Likelihood:
         L̃ = s(target) - log Z̃,  Z̃ = u(target) + Σ_d κ_d u(d)
         γ̃(c) = [c = target] - p̃(c),  p̃(target) = u(target) / Z̃,  p̃(d) = κ_d u(d) / Z̃
 
-    γ̃ lies in [-1, 1] and never has the wrong sign. With no candidates the loss is 0.
+    γ̃ lies in [-1, 1] and never has the wrong sign. Without candidates the loss is 0.
 
     Example:
         >>> import torch
@@ -29,6 +29,7 @@ class Likelihood:
     normalised = False
 
     def __call__(self, target_score: Tensor, scores: Tensor, candidates: Candidates) -> Tensor:
+        """Return losses [B]."""
         return self.form.loss(target_score, scores, candidates)
 
     def __repr__(self) -> str:
@@ -36,13 +37,13 @@ class Likelihood:
 
 
 class PlainImportance:
-    """All of Z is sampled and the target is a class like any other (Bengio & Senécal 2003).
+    """Plain importance sampling (Bengio & Senécal 2003): all of Z is sampled, the target included.
 
         L̃ = s(target) - log Z̃,  Z̃ = Σ_d κ_d u(d)
         γ̃(c) = [c = target] - Σ_{d = c} κ_d u(d) / Z̃
 
-    Where the draw misses the target, Z̃ may be below u(target): the loss goes below 0 and the plug-in
-    1 - u(target) / Z̃ below -1. With an empty draw the loss is 0.
+    If the draw misses the target, Z̃ may be below u(target): the loss is then below 0 and the plug-in
+    1 - u(target) / Z̃ may be below -1. With an empty draw the loss is 0.
     """
 
     form = LogSumExp(target=False, kappa=True)
@@ -50,6 +51,7 @@ class PlainImportance:
     normalised = False
 
     def __call__(self, target_score: Tensor, scores: Tensor, candidates: Candidates) -> Tensor:
+        """Return losses [B]."""
         return self.form.loss(target_score, scores, candidates)
 
     def __repr__(self) -> str:
@@ -57,13 +59,13 @@ class PlainImportance:
 
 
 class SubsetSoftmax:
-    """A softmax over the target and the candidates alone, each counted once (Jean et al. 2015).
+    """Softmax over the target and the candidates, each counted once (Jean et al. 2015).
 
         L̃ = s(target) - log(u(target) + Σ_d u(d))
         γ̃(c) = [c = target] - u(c) / (u(target) + Σ_d u(d))
 
-    κ tells empty slots and nothing else, so the sum is biased towards 0; a class drawn twice counts twice. With
-    `WithExplicit(None, …)` the subset is one chosen in advance. With no candidates the loss is 0.
+    κ only marks empty slots, so the sum is biased towards 0; a class drawn twice counts twice. With
+    `WithExplicit(None, …)` the subset is chosen in advance. Without candidates the loss is 0.
     """
 
     form = LogSumExp(target=True, kappa=False)
@@ -71,6 +73,7 @@ class SubsetSoftmax:
     normalised = False
 
     def __call__(self, target_score: Tensor, scores: Tensor, candidates: Candidates) -> Tensor:
+        """Return losses [B]."""
         return self.form.loss(target_score, scores, candidates)
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""Objectives that ask the target to outscore the candidates by a margin."""
+"""Objectives that train the target to outscore the candidates by a margin."""
 
 from torch import Tensor
 
@@ -8,12 +8,12 @@ from manyclass.forms import PairSum
 
 
 class LogisticRanking:
-    """The mean over candidates d of -log σ(s(target) - s(d) - margin).
+    """Logistic ranking: the mean over candidates d of -log σ(s(target) - s(d) - margin).
 
         γ(c) = 1/n Σ_d (1 - σ(s(target) - s(d) - margin)) ([c = target] - [c = d])
 
-    With the default margin log(C - 1) and one candidate drawn uniformly it is the paper's likelihood itself. κ tells
-    empty slots and nothing else; with no candidates the loss is 0.
+    With the default margin log(C - 1) and one candidate drawn uniformly it equals the paper's likelihood. κ only marks
+    empty slots; without candidates the loss is 0.
 
     Args:
         margin: a number, or None: log(C - 1).
@@ -27,6 +27,7 @@ class LogisticRanking:
         self.form = PairSum("softplus", margin, paired=True, mean=True)
 
     def __call__(self, target_score: Tensor, scores: Tensor, candidates: Candidates) -> Tensor:
+        """Return losses [B]."""
         return self.form.loss(target_score, scores, candidates)
 
     def __repr__(self) -> str:
@@ -34,11 +35,11 @@ class LogisticRanking:
 
 
 class HingeRanking:
-    """The mean over candidates d of max(0, margin - s(target) + s(d)) (Collobert & Weston 2008).
+    """Hinge ranking (Collobert & Weston 2008): the mean over candidates d of max(0, margin - s(target) + s(d)).
 
         γ(c) = 1/n Σ_d [s(target) - s(d) < margin] ([c = target] - [c = d])
 
-    γ is 0 at the kink. κ tells empty slots and nothing else; with no candidates the loss is 0.
+    γ is 0 at the kink. κ only marks empty slots; without candidates the loss is 0.
 
     Args:
         margin: a number.
@@ -51,6 +52,7 @@ class HingeRanking:
         self.form = PairSum("relu", _check.number("margin", margin), paired=True, mean=True)
 
     def __call__(self, target_score: Tensor, scores: Tensor, candidates: Candidates) -> Tensor:
+        """Return losses [B]."""
         return self.form.loss(target_score, scores, candidates)
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""Optimisers that touch only the rows a step used."""
+"""Optimisers that update only the rows that have a gradient."""
 
 from manyclass.optim.adagrad import RowAdagrad as RowAdagrad
 from manyclass.optim.adam import RowAdam as RowAdam

@@ -1,39 +1,33 @@
-"""Which rows of a parameter a gradient touches, each with the sum of what it holds for that row."""
+"""Rows of a gradient, coalesced or as they came."""
 
 import torch
 from torch import Tensor
 
 from manyclass.kernels import cpu
-from manyclass.optim._rows import per_row, wide
+from manyclass.optim._rows import per_row, wide_dtype
 
 
-def touched(parameter: Tensor) -> tuple[Tensor | None, Tensor]:
-    """Ids [N] and gradient rows [N, ...] of a parameter; None for the ids: all rows, the gradient is dense.
+def coalesced_rows(parameter: Tensor) -> tuple[Tensor | None, Tensor]:
+    """Return ids [N] and summed gradient rows [N, ...] of a parameter; the ids are None if the gradient is dense.
 
-    On the CPU ids are distinct. Elsewhere a repeated id may stay, and each of its places holds the sum over all of
-    them: the number of distinct ids would have to be waited for. Rows computed from it come out the same at every
-    place, so it does not matter which one is written last.
+    On the CPU ids are distinct. On other devices an id may repeat, since counting the distinct ones would synchronise.
+    Each of its places then holds the sum over all of them, so any of the equal rows computed from it may be written.
     """
     gradient = _checked(parameter)
-    # Before the sum: that of many rows in half precision would lose most of them.
-    gradient = gradient.to(wide(gradient.dtype))
+    # The cast comes before the sum, which in half precision would lose most of many rows.
+    gradient = gradient.to(wide_dtype(gradient.dtype))
     if not gradient.is_sparse:
         return None, gradient
-    if _waits(gradient):
+    if _would_synchronise(gradient):
         ids, run, rows = _runs(gradient)
         return ids, rows[run]
-    # Nothing is done again to what is coalesced already.
+    # For a coalesced gradient this is a no-op.
     gradient = gradient.coalesce()
     return gradient.indices()[0], gradient.values()
 
 
-def scattered(parameter: Tensor, *state: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Ids [1, N] and gradient rows [N, ...] as they came, repeats included, if a compiled kernel can take it from here.
-
-    Args:
-        parameter: with its gradient.
-        state: the tables of the parameter's dtype that the kernel is to update beside it.
-    """
+def raw_rows(parameter: Tensor, *state: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Return uncoalesced ids [1, N] and gradient rows [N, ...] if a kernel can update these tables, else None."""
     gradient = _checked(parameter)
     if not gradient.is_sparse or gradient.dtype != parameter.dtype:
         return None
@@ -42,16 +36,15 @@ def scattered(parameter: Tensor, *state: Tensor) -> tuple[Tensor, Tensor] | None
     return gradient._indices().contiguous(), gradient._values().contiguous()
 
 
-def summed(parameter: Tensor) -> Tensor:
-    """The parameter's gradient, such that the values of a sparse one are its non-zero elements: no row comes twice.
+def coalesced_gradient(parameter: Tensor) -> Tensor:
+    """Return the parameter's gradient with the repeated rows of a sparse one summed.
 
-    Where counting distinct rows would wait for the device, the sum of a repeated row is at the first of its places
-    and the others hold zeros.
+    Where coalescing would synchronise, the first place of a repeated row holds the sum and the others hold zeros.
     """
     gradient = _checked(parameter)
     if not gradient.is_sparse:
         return gradient
-    if not _waits(gradient):
+    if not _would_synchronise(gradient):
         return gradient.coalesce()
     ids, run, rows = _runs(gradient)
     first = torch.ones_like(run, dtype=torch.bool)
@@ -60,13 +53,13 @@ def summed(parameter: Tensor) -> Tensor:
     return torch.sparse_coo_tensor(ids.unsqueeze(0), rows, gradient.shape, check_invariants=False)
 
 
-def _waits(gradient: Tensor) -> bool:
-    """Whether to count the distinct rows of a sparse gradient is to wait for the device."""
+def _would_synchronise(gradient: Tensor) -> bool:
+    """Return True if coalescing would synchronise with the device."""
     return not gradient.is_cpu and not gradient.is_coalesced()
 
 
 def _runs(gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Ids [N] in ascending order, the run [N] of equal ids each belongs to, and the sums [N, ...] of the runs."""
+    """Return sorted ids [N], the run of equal ids [N] that each belongs to, and the sums [N, ...] of the runs."""
     ids, order = gradient._indices()[0].sort()
     run = torch.zeros_like(ids)
     torch.cumsum(ids[1:] != ids[:-1], 0, out=run[1:])

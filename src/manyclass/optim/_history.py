@@ -1,12 +1,12 @@
-"""What the steps a row has missed would have done to it: for all touched rows at once, in O(log T).
+"""Effect of the steps that a row has missed, for many rows at once, in O(log T).
 
 With zero gradient a step takes the weight and the velocity of a row from (w, v) to M (w, v), with a 2×2 matrix M that
-is the same for all rows. A row that has seen the steps [0, s) of T is brought to date by M_{T-1} ⋯ M_s.
+is the same for all rows. A row that has seen the steps [0, s) of T is brought up to date by M_{T-1} ⋯ M_s.
 
-The history keeps the product over every aligned run of steps [s, s + 2^l), where 2^l divides s, in place 2s + 2^l of
-one table, which is a different one for each run and below 2T. Place 0 holds the identity. So it takes 64 bytes a step.
-A run [s, T) is climbed upwards from s, over one aligned run for each bit of s, until it meets one of the runs that T
-itself falls into by its bits. From there the products to the end are the same for all rows.
+The history keeps the product over every aligned run of steps [s, s + 2^l), where 2^l divides s, at index 2s + 2^l of
+one table. The index is different for each run and below 2T; index 0 holds the identity. That takes 64 bytes a step.
+A product over [s, T) climbs upwards from s, over at most one aligned run for each bit of s, until it meets one of the
+runs into which the bits of T divide [0, T). From there the products to the end are the same for all rows.
 """
 
 from typing import TypedDict
@@ -14,23 +14,24 @@ from typing import TypedDict
 import torch
 from torch import Tensor
 
-# Row by row: (w ← w, w ← v, v ← w, v ← v). A list, as a state_dict has it.
+# Entries in row order: (w ← w, w ← v, v ← w, v ← v). A list, so that a state dict can hold it.
 Matrix = list[float]
 
-_FIRST_CAPACITY = 64
+_INITIAL_STEPS = 64
 
 
 class History(TypedDict):
-    """Plain data, lest a state_dict need more than torch.load reads with `weights_only=True`."""
+    """Products over the steps so far, as plain data: torch.load reads no other with `weights_only=True`."""
 
     steps: int
-    # For each bit of `steps` from the highest, the product over its run. Also in the table, which may be on a GPU.
+    # The product over the run of each bit of `steps`, from the highest. A copy on the CPU: the table may be on a GPU.
     runs: list[Matrix]
     table: Tensor
 
 
 def empty(device: torch.device) -> History:
-    return {"steps": 0, "runs": [], "table": _identity(2 * _FIRST_CAPACITY, device)}
+    """Return a history of no steps."""
+    return {"steps": 0, "runs": [], "table": _identity(2 * _INITIAL_STEPS, device)}
 
 
 def append(history: History, matrix: Matrix) -> None:
@@ -49,7 +50,7 @@ def append(history: History, matrix: Matrix) -> None:
 
 
 def since(history: History, start: Tensor) -> Tensor:
-    """Products [N, 2, 2] over the runs of steps [start, T), for starts [N] in [0, T]."""
+    """Return products [N, 2, 2] over the runs of steps [start, T), for starts [N] in [0, T]."""
     steps, table = history["steps"], history["table"]
     product = _identity(1, table.device).expand(len(start), 2, 2)
     for level in range(steps.bit_length()):
@@ -62,7 +63,7 @@ def since(history: History, start: Tensor) -> Tensor:
 
 
 def _suffixes(history: History) -> tuple[Tensor, Tensor]:
-    """Where the runs that T falls into begin, and T itself [R + 1]; products from there to the end [R + 1, 2, 2]."""
+    """Return the starts of the runs that T falls into, then T [R + 1], and the products from there on [R + 1, 2, 2]."""
     starts, products = [history["steps"]], [[1.0, 0.0, 0.0, 1.0]]
     for run in reversed(history["runs"]):
         starts.append(starts[-1] & (starts[-1] - 1))
@@ -82,7 +83,7 @@ def _identity(number: int, device: torch.device) -> Tensor:
 
 
 def _on_device(host: Tensor, device: torch.device) -> Tensor:
-    # Only from pinned memory does a copy to a GPU not wait for it.
+    # A copy to a GPU is asynchronous only from pinned memory.
     return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host.to(device)
 
 

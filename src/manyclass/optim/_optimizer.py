@@ -1,4 +1,4 @@
-"""What all row optimisers do as torch's optimisers: walk over their parameters, and load their state."""
+"""Steps and loading of state, the same for all row optimisers."""
 
 from collections.abc import Callable, Collection
 from typing import Any
@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from manyclass.optim._rows import wide
+from manyclass.optim._rows import wide_dtype
 
 Update = Callable[[Tensor, dict[str, Any]], None]
 
 
 def update_all(optimizer: Optimizer, closure: Callable[[], float] | None, update: Update) -> float | None:
-    """Call `update(parameter, group)` for every parameter that has a gradient; the closure's loss."""
+    """Call `update(parameter, group)` for every parameter that has a gradient, and return the closure's loss."""
     loss = None
     if closure is not None:
         with torch.enable_grad():
@@ -26,9 +26,9 @@ def update_all(optimizer: Optimizer, closure: Callable[[], float] | None, update
 
 
 def restore(optimizer: Optimizer, state_dict: dict[str, Any], exact: Collection[str] = ()) -> None:
-    """Undo what torch did to the dtypes of loaded state: it casts all of it to the parameter's.
+    """Undo torch's cast of loaded state to the parameter's dtype: in bfloat16 counts would stop at 256.
 
-    In bfloat16 counts stop at 256. State named in `exact` keeps its dtype, other state has that of the arithmetic.
+    State named in `exact` keeps its dtype, other state takes the dtype of the arithmetic.
     """
     saved = [index for group in state_dict["param_groups"] for index in group["params"]]
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
@@ -42,5 +42,5 @@ def _restore(loaded: dict[str, Any], saved: dict[str, Any], parameter: Tensor, e
         if isinstance(value, dict):
             _restore(loaded[name], value, parameter, exact)
         elif isinstance(value, Tensor):
-            dtype = value.dtype if name in exact else wide(parameter.dtype)
+            dtype = value.dtype if name in exact else wide_dtype(parameter.dtype)
             loaded[name] = value.to(device=parameter.device, dtype=dtype)

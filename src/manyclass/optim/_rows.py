@@ -1,22 +1,22 @@
-"""Rows of a table: taken, put back, added and retired."""
+"""Reading, writing and resizing rows of a table."""
 
 import torch
 from torch import Tensor
 
 
-def wide(dtype: torch.dtype) -> torch.dtype:
-    """The dtype of arithmetic and state for a parameter: small updates vanish beside a weight in half precision."""
+def wide_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype of arithmetic and state: small updates would vanish beside a weight in half precision."""
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 
 def take(table: Tensor, ids: Tensor | None) -> Tensor:
-    """Rows to be changed in place and then `put` back. Without ids they may be the table itself, not a copy."""
+    """Return rows to change in place and then `put` back. Without ids they may be the table itself, not a copy."""
     rows = table if ids is None else table.index_select(0, ids)
-    return rows.to(wide(rows.dtype))
+    return rows.to(wide_dtype(rows.dtype))
 
 
 def put(table: Tensor, ids: Tensor | None, rows: Tensor) -> None:
-    """Write rows that were taken; those that are the table itself are there already."""
+    """Write rows that `take` returned; if they are the table itself, nothing is copied."""
     if ids is None:
         table.copy_(rows)
     else:
@@ -24,11 +24,11 @@ def put(table: Tensor, ids: Tensor | None, rows: Tensor) -> None:
 
 
 def per_row(column: Tensor, rows: Tensor) -> Tensor:
-    """A number for each row [N], shaped to meet rows [N, ...]."""
+    """Reshape one number per row [N] to broadcast with rows [N, ...]."""
     return column.reshape(column.shape + (1,) * (rows.dim() - column.dim()))
 
 
 def resized(table: Tensor, old_rows: int, new_rows: int, fill: float) -> Tensor:
-    """The table without its last rows, or with new ones that start at `fill`."""
+    """Return the table without its last rows, or with new ones that start at `fill`."""
     fresh = table.new_full((max(0, new_rows - old_rows), *table.shape[1:]), fill)
     return torch.cat([table[:new_rows], fresh])

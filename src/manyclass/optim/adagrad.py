@@ -1,4 +1,4 @@
-"""Adagrad on the rows a step touched."""
+"""Adagrad on the rows that have a gradient."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,26 +10,25 @@ from torch.optim.optimizer import ParamsT
 
 from manyclass import _check
 from manyclass.kernels import cpu
-from manyclass.optim._gradient import scattered, touched
+from manyclass.optim._gradient import coalesced_rows, raw_rows
 from manyclass.optim._optimizer import restore, update_all
-from manyclass.optim._rows import per_row, put, resized, take, wide
+from manyclass.optim._rows import per_row, put, resized, take, wide_dtype
 
 
 class RowAdagrad(Optimizer):
-    """G ← G + g², w ← w − η g / (√G + ε): torch.optim.Adagrad at the cost of the rows that have a gradient.
+    """Adagrad at the cost of the rows that have a gradient: G ← G + g², w ← w − η g / (√G + ε).
 
-    Where the gradient is zero Adagrad changes nothing, so this is torch's Adagrad whichever rows are touched.
+    Where the gradient is zero Adagrad changes nothing, so this equals torch.optim.Adagrad whichever rows have one.
 
     Args:
-        params: parameters or groups of them; rows are what their first dimension counts.
+        params: parameters or groups of them; their first dimension counts the rows.
         lr: η, the learning rate.
-        initial_accumulator_value: where G starts.
+        initial_accumulator_value: initial G.
         eps: ε.
-        by_row: one G for each row, to which the mean of g² over the row is added: 1/D of the memory, and a row keeps
-            the direction of its gradient.
+        by_row: sum the mean of g² over a row in one G: 1/D of the memory, and a row moves along its gradient.
 
     Raises:
-        ValueError: an option out of its range.
+        ValueError: an option is outside its range.
 
     Example:
         >>> table = nn.Embedding(1000, 8, sparse=True)
@@ -53,6 +52,7 @@ class RowAdagrad(Optimizer):
         super().__init__(params, defaults)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Check the options of a group and add it."""
         options = {**self.defaults, **param_group}
         for name in ("lr", "initial_accumulator_value", "eps"):
             _check.number(name, options[name], low=0)
@@ -68,12 +68,12 @@ class RowAdagrad(Optimizer):
         if "sum" not in state:
             shape = parameter.shape[:1] if group["by_row"] else parameter.shape
             start = group["initial_accumulator_value"]
-            state["sum"] = torch.full(shape, start, dtype=wide(parameter.dtype), device=parameter.device)
-        if as_they_came := scattered(parameter, state["sum"]):
+            state["sum"] = torch.full(shape, start, dtype=wide_dtype(parameter.dtype), device=parameter.device)
+        if rows := raw_rows(parameter, state["sum"]):
             options = {"lr": group["lr"], "eps": group["eps"], "by_row": state["sum"].dim() < parameter.dim()}
-            cpu.adagrad_(parameter, state["sum"], *as_they_came, **options)
+            cpu.adagrad_(parameter, state["sum"], *rows, **options)
             return
-        ids, gradient = touched(parameter)
+        ids, gradient = coalesced_rows(parameter)
         total = take(state["sum"], ids)
         square = gradient.square()
         total += square.flatten(1).mean(1) if total.dim() < square.dim() else square
@@ -82,11 +82,12 @@ class RowAdagrad(Optimizer):
         put(parameter, ids, take(parameter, ids).addcdiv_(gradient, scale, value=-group["lr"]))
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load the state with the dtypes of the arithmetic."""
         super().load_state_dict(state_dict)
         restore(self, state_dict)
 
     def resize_rows(self, parameter: nn.Parameter, old_rows: int) -> None:
-        """Give the state of a parameter as many rows as it has now. New ones start as all did."""
+        """Resize the state of a parameter to its present number of rows. New rows start at the initial value."""
         state = self.state.get(parameter, {})
         if "sum" in state:
             (group,) = (group for group in self.param_groups if any(p is parameter for p in group["params"]))

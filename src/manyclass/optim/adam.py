@@ -1,4 +1,4 @@
-"""Adam in which every row has its own clock."""
+"""Adam with a step count for each row."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,30 +10,29 @@ from torch.optim.optimizer import ParamsT
 
 from manyclass import _check
 from manyclass.kernels import cpu
-from manyclass.optim._gradient import scattered, touched
+from manyclass.optim._gradient import coalesced_rows, raw_rows
 from manyclass.optim._optimizer import restore, update_all
-from manyclass.optim._rows import per_row, put, resized, take, wide
+from manyclass.optim._rows import per_row, put, resized, take, wide_dtype
 
 
 class RowAdam(Optimizer):
-    """Adam on the rows that have a gradient, as if the steps in between had not been.
+    """Adam on the rows that have a gradient; to a row, steps without one do not exist.
 
         m ← β₁m + (1 − β₁)g,   v ← β₂v + (1 − β₂)g²,   n ← n + 1,
         w ← w − η m/(1 − β₁ⁿ) / (√(v/(1 − β₂ⁿ)) + ε)
 
-    The moments of a row decay only when it is touched, and n is how often it has been. If n were the number of steps,
-    as in torch.optim.SparseAdam, the moments of a row first touched late would start at 0 uncorrected, and it would
-    move by (1 − β₁)/√(1 − β₂) ≈ 3 learning rates instead of one. Where every row is touched in every step this is
-    torch.optim.Adam.
+    The moments of a row decay only when it is updated, and n counts its updates. If n counted steps, as in
+    torch.optim.SparseAdam, the moments of a row first updated late would start at 0 uncorrected, and it would move by
+    (1 − β₁)/√(1 − β₂) ≈ 3 learning rates, not one. If every step updates every row, this is torch.optim.Adam.
 
     Args:
-        params: parameters or groups of them; rows are what their first dimension counts.
+        params: parameters or groups of them; their first dimension counts the rows.
         lr: η, the learning rate.
         betas: β₁ and β₂.
         eps: ε.
 
     Raises:
-        ValueError: an option out of its range.
+        ValueError: an option is outside its range.
 
     Example:
         >>> table = nn.Embedding(1000, 8, sparse=True)
@@ -55,6 +54,7 @@ class RowAdam(Optimizer):
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps})
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Check the options of a group and add it."""
         options = {**self.defaults, **param_group}
         _check.number("lr", options["lr"], low=0)
         if len(options["betas"]) != 2:
@@ -73,22 +73,22 @@ class RowAdam(Optimizer):
         beta1, beta2 = group["betas"]
         state = self.state[parameter]
         if not state:
-            state["exp_avg"] = torch.zeros_like(parameter, dtype=wide(parameter.dtype))
+            state["exp_avg"] = torch.zeros_like(parameter, dtype=wide_dtype(parameter.dtype))
             state["exp_avg_sq"] = torch.zeros_like(state["exp_avg"])
-            # Exact up to 2²⁴, where the corrections are long 1.
+            # float32 counts exactly up to 2²⁴, where the bias corrections are 1.
             state["steps"] = torch.zeros(parameter.shape[:1], dtype=torch.float32, device=parameter.device)
-        if as_they_came := scattered(parameter, state["exp_avg"], state["exp_avg_sq"]):
+        if raw := raw_rows(parameter, state["exp_avg"], state["exp_avg_sq"]):
             moments = (state["exp_avg"], state["exp_avg_sq"], state["steps"])
-            cpu.adam_(parameter, *moments, *as_they_came, lr=group["lr"], betas=(beta1, beta2), eps=group["eps"])
+            cpu.adam_(parameter, *moments, *raw, lr=group["lr"], betas=(beta1, beta2), eps=group["eps"])
             return
-        ids, gradient = touched(parameter)
+        ids, gradient = coalesced_rows(parameter)
         steps = take(state["steps"], ids).add_(1)
         first = take(state["exp_avg"], ids).lerp_(gradient, 1 - beta1)
         second = take(state["exp_avg_sq"], ids).mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
         put(state["steps"], ids, steps)
         put(state["exp_avg"], ids, first)
         put(state["exp_avg_sq"], ids, second)
-        # In float64: 1 − 0.999ⁿ has no more than four digits in float32.
+        # The powers are taken in float64: in float32 1 − 0.999ⁿ has no more than four digits.
         rate = group["lr"] / (1 - beta1 ** steps.double())
         spread = (1 - beta2 ** steps.double()).sqrt()
         rate, spread = (per_row(column.to(gradient.dtype), gradient) for column in (rate, spread))
@@ -96,11 +96,12 @@ class RowAdam(Optimizer):
         put(parameter, ids, rows.sub_(rate * first / (second.sqrt() / spread).add_(group["eps"])))
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load the state with the dtypes of the arithmetic; step counts keep theirs."""
         super().load_state_dict(state_dict)
         restore(self, state_dict, exact=("steps",))
 
     def resize_rows(self, parameter: nn.Parameter, old_rows: int) -> None:
-        """Give the state of a parameter as many rows as it has now. New ones have not been touched."""
+        """Resize the state of a parameter to its present number of rows. New rows start at 0."""
         state = self.state.get(parameter, {})
         for name, table in state.items():
             state[name] = resized(table, old_rows, len(parameter), 0)

@@ -1,4 +1,4 @@
-"""Gradients clipped by their norm, row-sparse ones among them."""
+"""Gradient clipping by norm, for dense and row-sparse gradients."""
 
 import math
 from collections.abc import Iterable
@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.utils import get_total_norm
 
 from manyclass import _check
-from manyclass.optim._gradient import summed
+from manyclass.optim._gradient import coalesced_gradient
 
 
 @torch.no_grad()
@@ -19,25 +19,25 @@ def clip_grad_norm_(
     norm_type: float = 2.0,
     error_if_nonfinite: bool = False,
 ) -> Tensor:
-    """Scale gradients in place so that the norm of all of them together is at most `max_norm`.
+    """Clip the norm of all gradients together at `max_norm`, in place.
 
         g ← g · min(1, max_norm / (‖g‖ + 10⁻⁶))
 
-    It is torch.nn.utils.clip_grad_norm_ for dense and row-sparse gradients alike. Repeated rows of a sparse gradient
-    are summed first, which the optimiser then need not do again.
+    It is torch.nn.utils.clip_grad_norm_ for dense and row-sparse gradients alike. A sparse gradient is coalesced
+    first, and stays so for the optimiser.
 
     Args:
-        parameters: whose gradients are clipped; those without one are left out.
-        max_norm: the most the norm may be.
+        parameters: the parameters; those without a gradient are skipped.
+        max_norm: the largest norm allowed.
         norm_type: p of the p-norm, above 0; may be infinity.
-        error_if_nonfinite: whether a norm that is infinite or NaN raises. It is waited for then.
+        error_if_nonfinite: whether an infinite or NaN norm raises an error, which synchronises with the device.
 
     Returns:
         The norm before clipping.
 
     Raises:
-        ValueError: an option out of its range.
-        RuntimeError: the norm is not finite, and that is an error.
+        ValueError: an option is outside its range.
+        RuntimeError: the norm is not finite and `error_if_nonfinite` is True.
 
     Example:
         >>> table = torch.nn.Embedding(1000, 4, sparse=True)
@@ -51,9 +51,9 @@ def clip_grad_norm_(
     elements = []
     for parameter in [parameters] if isinstance(parameters, Tensor) else parameters:
         if parameter.grad is not None:
-            parameter.grad = summed(parameter)
+            parameter.grad = coalesced_gradient(parameter)
             elements.append(parameter.grad._values() if parameter.grad.is_sparse else parameter.grad)
-    # The maximum over no element is not defined.
+    # Empty gradients are left out: the maximum over no element is not defined.
     norm: Tensor = get_total_norm([part for part in elements if part.numel()], norm_type, error_if_nonfinite)
     scale = (max_norm / (norm + 1e-6)).clamp(max=1)
     for part in elements:

@@ -1,4 +1,4 @@
-"""SGD whose momentum and weight decay reach a row when it is next touched."""
+"""SGD that applies momentum and weight decay to a row when it next has a gradient."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,39 +9,39 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
 from manyclass import _check
-from manyclass.optim._gradient import touched
+from manyclass.optim._gradient import coalesced_rows
 from manyclass.optim._history import append, empty, since
 from manyclass.optim._optimizer import restore, update_all
 from manyclass.optim._rows import per_row, put, resized, take
 
-_CHUNK = 1 << 18
+_CHUNK_ROWS = 1 << 18
 
 
 class RowSGD(Optimizer):
-    """g ← g + λw, v ← μv + g, w ← w − ηv: torch.optim.SGD at the cost of the rows that have a gradient.
+    """SGD at the cost of the rows that have a gradient: g ← g + λw, v ← μv + g, w ← w − ηv.
 
-    With momentum μ or weight decay λ, torch's SGD moves every row in every step. Here a row that is touched is first
-    brought to where those steps would have it that it missed, each with the learning rate, momentum and decay that
-    the step had: with zero gradient a step is the linear map
+    With momentum μ or weight decay λ, torch.optim.SGD moves every row in every step. Here a row that has a gradient
+    first catches up on the steps it missed, each with the learning rate, momentum and decay of that step: with zero
+    gradient a step is the linear map
 
         (w, v) ← [[1 − ηλ, −ημ], [λ, μ]] (w, v),
 
-    the same for all rows, and the product over any run of them takes O(log T). So a row's gradient meets the weights
-    that torch's SGD would have there, up to rounding, but *scores computed in between see a row as it was when it was
-    last touched*. `catch_up()` brings all rows to date, in O(C): call it before evaluation and before saving a model.
+    the same for all rows, and the product over any run of steps takes O(log T). So a gradient is applied to the weights
+    that torch's SGD would have, up to rounding, but *scores computed in between see a row as it was after its last
+    update*. `catch_up()` brings all rows up to date, in O(C): call it before evaluation and before saving a model.
 
-    A step is one with a gradient, which may be empty; a parameter whose gradient is None is left out of it. Without
-    momentum and weight decay nothing is kept. With them each parameter keeps 8 bytes a row and 64 bytes a step;
-    `catch_up()`, and any step whose gradient is dense, forgets the steps.
+    A step counts for a parameter if its gradient is not None; it may be empty. Without momentum and weight decay there
+    is no state. With them each parameter keeps 8 bytes a row and 64 bytes a step; `catch_up()`, and any step with a
+    dense gradient, clears the 64 bytes.
 
     Args:
-        params: parameters or groups of them; rows are what their first dimension counts.
+        params: parameters or groups of them; their first dimension counts the rows.
         lr: η, the learning rate.
         momentum: μ.
         weight_decay: λ.
 
     Raises:
-        ValueError: an option out of its range.
+        ValueError: an option is outside its range.
 
     Example:
         >>> table = nn.Embedding(1000, 8, sparse=True)
@@ -55,6 +55,7 @@ class RowSGD(Optimizer):
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Check the options of a group and add it."""
         options = {**self.defaults, **param_group}
         _check.number("lr", options["lr"], low=0)
         _check.fraction("momentum", options["momentum"])
@@ -69,7 +70,7 @@ class RowSGD(Optimizer):
     def _update(self, parameter: Tensor, group: dict[str, Any]) -> None:
         lr, momentum, decay = group["lr"], group["momentum"], group["weight_decay"]
         state = self.state[parameter]
-        ids, gradient = touched(parameter)
+        ids, gradient = coalesced_rows(parameter)
         if momentum and "momentum_buffer" not in state:
             state["momentum_buffer"] = torch.zeros_like(parameter, dtype=gradient.dtype)
         if ids is None:
@@ -89,14 +90,14 @@ class RowSGD(Optimizer):
         if velocity is not None:
             put(state["momentum_buffer"], ids, velocity)
         if ids is not None and "history" in state:
-            # As torch's SGD, one without momentum leaves the velocity as it is.
+            # A step without momentum leaves the velocity unchanged, as in torch's SGD.
             missed = [1 - lr * decay, -lr * momentum, decay, momentum] if momentum else [1 - lr * decay, 0.0, 0.0, 1.0]
             append(state["history"], missed)
             state["last"].index_fill_(0, ids, state["history"]["steps"])
 
     @torch.no_grad()
     def catch_up(self) -> None:
-        """Bring every row to where torch's SGD would have it now. O(C)."""
+        """Apply the missed steps to every row, as torch's SGD would have. O(C)."""
         for group in self.param_groups:
             for parameter in group["params"]:
                 self._catch_up(parameter)
@@ -105,8 +106,8 @@ class RowSGD(Optimizer):
         state = self.state.get(parameter, {})
         if "history" not in state:
             return
-        for start in range(0, len(parameter), _CHUNK):
-            part = slice(start, start + _CHUNK)
+        for start in range(0, len(parameter), _CHUNK_ROWS):
+            part = slice(start, start + _CHUNK_ROWS)
             velocity = state["momentum_buffer"][part] if "momentum_buffer" in state else None
             table = parameter[part]
             rows = take(table, None)
@@ -115,11 +116,12 @@ class RowSGD(Optimizer):
         del state["history"], state["last"]
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load the state with the dtypes of the arithmetic; the history keeps its own."""
         super().load_state_dict(state_dict)
         restore(self, state_dict, exact=("last", "table"))
 
     def resize_rows(self, parameter: nn.Parameter, old_rows: int) -> None:
-        """Give the state of a parameter as many rows as it has now. New ones are at rest, and have missed nothing."""
+        """Resize the state of a parameter to its present number of rows. New ones are at rest and missed no step."""
         state = self.state.get(parameter, {})
         if "momentum_buffer" in state:
             state["momentum_buffer"] = resized(state["momentum_buffer"], old_rows, len(parameter), 0)
@@ -128,7 +130,7 @@ class RowSGD(Optimizer):
 
 
 def _apply(product: Tensor, rows: Tensor, velocity: Tensor | None) -> None:
-    """(w, v) ← product (w, v), in place; a velocity that is None is 0 and stays so."""
+    """Set (w, v) ← product (w, v), in place; without a velocity it is 0 and stays 0."""
     w_w, w_v, v_w, v_v = (per_row(entry, rows) for entry in product.flatten(1).to(rows.dtype).unbind(1))
     if velocity is None:
         rows.mul_(w_w)

@@ -16,7 +16,7 @@ def _put_in_front() -> Callable[..., None]:
 
 
 def put_in_front(target: Tensor, ids: Tensor, log_kappa: Tensor) -> tuple[Tensor, Tensor]:
-    """Ids and log κ [1, B + K]: the distinct targets [B], explicit, then the draw [1, K] without them."""
+    """Return ids and log κ [1, B + K]: the distinct targets [B], explicit, then the draw [1, K] without them."""
     target, ids, log_kappa = target.contiguous(), ids.contiguous(), log_kappa.contiguous()
     batch, k = target.shape[0], ids.shape[1]
     out_ids, out_log_kappa = ids.new_empty(1, batch + k), log_kappa.new_empty(1, batch + k)

@@ -15,7 +15,7 @@ _TABLE = (c_void_p, c_int64, c_void_p, c_void_p, c_double, c_int64, c_void_p, c_
 
 @dataclass(frozen=True)
 class SearchTable:
-    """What MassTable searches; its floats may be given as their bits."""
+    """Tensors that MassTable searches; floats may be given as their bits."""
 
     cumulative: Tensor
     intercept: Tensor
@@ -26,6 +26,7 @@ class SearchTable:
     ids: Tensor | None
 
     def arguments(self) -> tuple[object, ...]:
+        """Return the arguments of the C functions that search this table."""
         return (
             self.cumulative.data_ptr(),
             self.cumulative.shape[0] - 1,
@@ -51,7 +52,7 @@ def _comb() -> Callable[..., None]:
 
 
 def locate(table: SearchTable, position: Tensor) -> tuple[Tensor, Tensor]:
-    """Ids and masses of the classes that own the positions, float64 of any shape."""
+    """Return ids and masses of the classes that own the positions, float64 of any shape."""
     position = position.contiguous()
     ids = torch.empty(position.shape, dtype=torch.int64)
     mass = torch.empty_like(position)
@@ -67,7 +68,7 @@ def locate(table: SearchTable, position: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def comb(table: SearchTable, offset: Tensor, spacing: float, teeth: int, certain: Tensor) -> tuple[Tensor, Tensor]:
-    """Ids and log κ [1, n + teeth]: the certain classes [n], then those under a comb at the offset, float64 [1, 1]."""
+    """Return ids and log κ [1, n + teeth]: the certain classes [n], then those under a comb at offset [1, 1]."""
     slots = certain.shape[0] + teeth
     ids = torch.empty(1, slots, dtype=torch.int64)
     log_kappa = torch.empty(1, slots, dtype=torch.float64)

@@ -26,7 +26,7 @@ def _adam(dtype: torch.dtype) -> Callable[..., None]:
 
 
 def has_row_kernel(*tables: Tensor) -> bool:
-    """Whether a row kernel can update these in place: contiguous, of one dtype."""
+    """Return True if a row kernel can update these tables in place: contiguous, of one dtype."""
     dtype = tables[0].dtype
     return dtype in SUFFIXES and all(table.dtype == dtype and table.is_contiguous() for table in tables)
 
@@ -34,7 +34,7 @@ def has_row_kernel(*tables: Tensor) -> bool:
 def adagrad_(
     weight: Tensor, total: Tensor, ids: Tensor, values: Tensor, *, lr: float, eps: float, by_row: bool
 ) -> None:
-    """One step of RowAdagrad on the rows ids [1, N] of weight [C, ...] with gradients [N, ...]; ids may repeat."""
+    """Do one step of RowAdagrad on the rows ids [1, N] of weight [C, ...] with gradients [N, ...]; ids may repeat."""
     number = ids.numel()
     _adagrad(weight.dtype)(
         weight.data_ptr(),
@@ -48,7 +48,7 @@ def adagrad_(
         by_row,
         torch.get_num_threads(),
     )
-    # Torch sees no write behind a pointer, and must refuse a backward through what it has overwritten.
+    # Torch does not see a write through a pointer, and must refuse a backward pass that needs the old values.
     increment_version(weight)
 
 
@@ -64,7 +64,7 @@ def adam_(
     betas: tuple[float, float],
     eps: float,
 ) -> None:
-    """One step of RowAdam on the rows ids [1, N] of weight [C, ...] with gradients [N, ...]; ids may repeat."""
+    """Do one step of RowAdam on the rows ids [1, N] of weight [C, ...] with gradients [N, ...]; ids may repeat."""
     number = ids.numel()
     _adam(weight.dtype)(
         weight.data_ptr(),
@@ -80,5 +80,5 @@ def adam_(
         eps,
         torch.get_num_threads(),
     )
-    # Torch sees no write behind a pointer, and must refuse a backward through what it has overwritten.
+    # Torch does not see a write through a pointer, and must refuse a backward pass that needs the old values.
     increment_version(weight)

@@ -1,4 +1,8 @@
-"""Builds the C++ of this folder with the machine's own compiler, once, and keeps it in the user's cache."""
+"""Build of the C++ in this folder with the local compiler, once; the library is kept in the user's cache.
+
+ctypes on purpose: the package stays pure Python, installs without a compiler, depends on no C++ ABI of torch, and the
+code is compiled for the processor that runs it.
+"""
 
 import ctypes
 import functools
@@ -16,12 +20,12 @@ import torch
 from torch import Tensor
 
 _SOURCES = sorted(Path(__file__).parent.glob("*.cpp"))
-# A compiler that knows no OpenMP, or no name for its own processor, still gives correct code.
-_FLAGS: tuple[list[str], ...] = (["-march=native", "-fopenmp"], ["-march=native"], [])
-# Errno and traps would keep loops from being vectorised; infinities and NaN keep their meaning.
-_COMMON = ["-O3", "-std=c++17", "-shared", "-fPIC", "-fno-math-errno", "-fno-trapping-math"]
+# Tried in this order: a compiler without OpenMP, or without -march=native, still gives correct code.
+_OPTIONAL_FLAGS: tuple[list[str], ...] = (["-march=native", "-fopenmp"], ["-march=native"], [])
+# Setting errno and trapping would prevent vectorisation; infinities and NaN keep their meaning.
+_COMMON_FLAGS = ["-O3", "-std=c++17", "-shared", "-fPIC", "-fno-math-errno", "-fno-trapping-math"]
 
-# What the names of functions that come in several precisions end in.
+# Endings of the names of C functions that exist in several precisions.
 SUFFIXES = {torch.float32: "float32", torch.float64: "float64"}
 
 log = logging.getLogger("manyclass")
@@ -29,7 +33,7 @@ log = logging.getLogger("manyclass")
 
 @functools.cache
 def library() -> ctypes.CDLL | None:
-    """The compiled kernels; None where there is no compiler, or MANYCLASS_NATIVE=0 in the environment says so."""
+    """Return the compiled kernels; None if there is no compiler or the environment variable MANYCLASS_NATIVE is 0."""
     if os.environ.get("MANYCLASS_NATIVE") == "0":
         return None
     compiler = os.environ.get("CXX") or next(filter(None, map(shutil.which, ("c++", "g++", "clang++"))), None)
@@ -37,19 +41,19 @@ def library() -> ctypes.CDLL | None:
         log.info("no C++ compiler found: manyclass runs without its compiled CPU kernels, somewhat slower")
         return None
     try:
-        return ctypes.CDLL(str(_built(compiler)))
+        return ctypes.CDLL(str(_build(compiler)))
     except (OSError, subprocess.SubprocessError) as error:
         log.warning("manyclass runs without its compiled CPU kernels, somewhat slower: %s", _reason(error))
         return None
 
 
 def is_available(*tensors: Tensor) -> bool:
-    """Whether compiled kernels can work on these tensors."""
+    """Return True if compiled kernels can work on these tensors."""
     return is_plain(*tensors) and library() is not None
 
 
 def is_plain(*tensors: Tensor) -> bool:
-    """Whether these are their memory, on the CPU: not a graph being compiled, no subclass, none of torch.func's."""
+    """Return True if data_ptr() of these gives CPU memory: no torch.compile, no subclasses, no torch.func wrappers."""
     if torch.compiler.is_compiling():
         return False
     return all(
@@ -61,7 +65,7 @@ def is_plain(*tensors: Tensor) -> bool:
 
 
 def bind(name: str, *argtypes: type) -> Callable[..., None]:
-    """A C function of the library that returns nothing."""
+    """Return a C function of the library, without a result."""
     kernels = library()
     assert kernels is not None
     call = kernels[name]
@@ -69,11 +73,11 @@ def bind(name: str, *argtypes: type) -> Callable[..., None]:
     return call
 
 
-def _built(compiler: str) -> Path:
-    """The shared library, from the cache or made now."""
+def _build(compiler: str) -> Path:
+    """Return the path of the shared library, from the cache or built now."""
     version = subprocess.run([compiler, "--version"], capture_output=True, check=True).stdout
-    # -march=native makes code for one processor, and home folders are shared between machines.
-    key = hashlib.sha256(version + _processor().encode() + repr((_COMMON, _FLAGS)).encode())
+    # The key holds the processor: -march=native compiles for it, and home folders are shared between machines.
+    key = hashlib.sha256(version + _processor().encode() + repr((_COMMON_FLAGS, _OPTIONAL_FLAGS)).encode())
     for source in _SOURCES:
         key.update(source.read_bytes())
     name = f"native-{key.hexdigest()[:16]}.so"
@@ -82,24 +86,23 @@ def _built(compiler: str) -> Path:
         return cache / name
     try:
         cache.mkdir(parents=True, exist_ok=True)
-        beside = tempfile.mkdtemp(dir=cache)
+        folder = Path(tempfile.mkdtemp(dir=cache))
     except OSError:
-        # No cache to write to: this process builds for itself.
-        cache = Path(tempfile.mkdtemp())
-        beside = str(cache)
-    made = Path(beside) / "made.so"
+        # Without a writable cache, this process builds for itself.
+        cache = folder = Path(tempfile.mkdtemp())
+    made = folder / "made.so"
     try:
         _compile(compiler, made)
-        # Renaming is atomic: processes that build at the same time do not see each other's halves.
+        # The rename is atomic: processes that build at the same time never load a partial file.
         return made.rename(cache / name)
     finally:
-        if Path(beside) != cache:
-            shutil.rmtree(beside, ignore_errors=True)
+        if folder != cache:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _compile(compiler: str, made: Path) -> None:
-    for flags in _FLAGS:
-        command = [compiler, *_COMMON, *flags, *map(str, _SOURCES), "-o", str(made)]
+    for flags in _OPTIONAL_FLAGS:
+        command = [compiler, *_COMMON_FLAGS, *flags, *map(str, _SOURCES), "-o", str(made)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode == 0:
             return

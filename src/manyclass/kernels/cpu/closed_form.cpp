@@ -1,4 +1,4 @@
-// What lies between the matrix products of kernels/closed_form.py, in one pass forward and one back.
+// The work between the matrix products of kernels/closed_form.py: one pass forward and one backward.
 
 #include <algorithm>
 #include <cmath>
@@ -9,10 +9,10 @@
 
 namespace {
 
-// Below so many scores a second thread takes longer to wake than it saves.
-constexpr int64_t kSmall = 16384;
+// Up to this number of scores a second thread takes longer to wake than it saves.
+constexpr int64_t kSerialScores = 16384;
 
-// Factors of at most 2 whose product a float can hold.
+// The product of this number of factors, each at most 2, does not overflow in float32.
 constexpr int64_t kFactors = 96;
 
 template <typename T>
@@ -20,7 +20,7 @@ constexpr T kEmpty = -std::numeric_limits<T>::infinity();
 
 inline double exponential(double x) { return std::exp(x); }
 
-// exp in float32 for x <= 0, within 2 ulp; a plain polynomial, so that the compiler can vectorise the loop around it.
+// exp in float32 for x <= 0, within 2 ulp: a polynomial, so that the compiler can vectorise the loop around it.
 inline float exponential(float x) {
     const float clamped = x < -87.0f ? -87.0f : x;  // written so that NaN stays NaN
     const float n = std::floor(clamped * 1.44269504f + 0.5f);
@@ -39,7 +39,7 @@ inline float exponential(float x) {
     return x < -87.0f ? 0.0f : y * power;
 }
 
-// Which slots hold a class: chains of slots whose ids share a bucket.
+// A hash table from a class to the slots that hold it: chains of slots whose ids share a bucket.
 class Slots {
   public:
     Slots(const int64_t* ids, int64_t k) : ids_(ids), next_(k) {
@@ -66,13 +66,13 @@ class Slots {
     std::vector<int32_t> head_, next_;
 };
 
-// A draw that the batch shares, and the tables it is scored with.
+// A draw that the batch shares, with the tables that score it.
 template <typename T>
 struct Draw {
     int64_t batch, k, dim, num_excluded;
     const T *hidden, *target_rows, *bias;
     const int64_t *target, *ids, *excluded;
-    // What is added to every score of a slot: -inf for an empty one.
+    // Bias and log κ, added to every score of a slot; -inf for an empty one.
     std::vector<T> offset;
     Slots slots;
 
@@ -98,7 +98,8 @@ struct Draw {
         return bias ? sum + bias[target[b]] : sum;
     }
 
-    // Inner products to scores, -inf where the slot is empty or the example excludes its class; gives the greatest.
+    // Turns inner products into scores, -inf where the slot is empty or the example excludes its class; returns the
+    // greatest.
     T score(int64_t b, T* row) const {
         for (int64_t e = 0; e < num_excluded; ++e)
             slots.of(excluded[b * num_excluded + e], [row](int32_t j) { row[j] = kEmpty<T>; });
@@ -106,7 +107,7 @@ struct Draw {
         T most = kEmpty<T>;
 #pragma omp simd reduction(max : most)
         for (int64_t j = 0; j < k; ++j) {
-            // An infinite score in an empty slot would make NaN of the sum.
+            // The sum of an infinite score and the offset of an empty slot would be NaN.
             const T score = shift[j] == kEmpty<T> ? kEmpty<T> : row[j] + shift[j];
             row[j] = score;
             most = score > most ? score : most;
@@ -115,14 +116,14 @@ struct Draw {
     }
 };
 
-// Each of the two forms of objectives/_objective.py turns the inner products [B, K] into ∂loss/∂s in place, and gives
-// the losses [B] and ∂loss/∂s(target) [B].
+// Each of the two forms of forms.py turns the inner products [B, K] into ∂loss/∂s in place, and writes the losses [B]
+// and ∂loss/∂s(target) [B].
 
-// loss = -s(target) + log([sums_target] exp s(target) + Σ_j exp s_j), κ being in the scores
+// loss = -s(target) + log([sums_target] exp s(target) + Σ_j exp s_j); the scores include log κ.
 template <typename T>
 void log_sum_exp(const Draw<T>& draw, T* scores, bool sums_target, T* loss, T* target_gradient, int threads) {
     const int64_t k = draw.k;
-#pragma omp parallel for num_threads(threads) schedule(static) if (draw.batch * k > kSmall)
+#pragma omp parallel for num_threads(threads) schedule(static) if (draw.batch * k > kSerialScores)
     for (int64_t b = 0; b < draw.batch; ++b) {
         T* const row = scores + b * k;
         const T own = draw.own(b);
@@ -130,7 +131,8 @@ void log_sum_exp(const Draw<T>& draw, T* scores, bool sums_target, T* loss, T* t
         const T most = sums_target && !(own < greatest) ? own : greatest;
         if (most == kEmpty<T> && !sums_target &&
             std::all_of(row, row + k, [](T score) { return score == kEmpty<T>; })) {
-            // An empty draw has no Z̃: loss and gradient are 0. (A maximum over NaN may be -inf too.)
+            // An empty draw has no Z̃: loss and gradient are 0. All scores are checked, since a maximum over NaN may
+            // be -inf too.
             std::fill(row, row + k, T{0});
             loss[b] = target_gradient[b] = 0;
             continue;
@@ -152,13 +154,13 @@ void log_sum_exp(const Draw<T>& draw, T* scores, bool sums_target, T* loss, T* t
     }
 }
 
-// loss = [positive] softplus(-s(target)) + Σ_j φ(s_j - [paired] s(target) + margin), the sum over n slots divided by n if
-// `mean`; 0 where all slots are empty. φ is softplus, or relu if `hinge`.
+// loss = [positive] softplus(-s(target)) + Σ_j φ(s_j - [paired] s(target) + margin). The sum over n slots is divided by
+// n if `mean`; the loss is 0 where all slots are empty. φ is softplus, or relu if `hinge`.
 template <typename T>
 void pair_sum(const Draw<T>& draw, T* scores, T margin, bool paired, bool positive, bool mean, bool hinge, T* loss,
               T* target_gradient, int threads) {
     const int64_t k = draw.k;
-#pragma omp parallel for num_threads(threads) schedule(static) if (draw.batch * k > kSmall)
+#pragma omp parallel for num_threads(threads) schedule(static) if (draw.batch * k > kSerialScores)
     for (int64_t b = 0; b < draw.batch; ++b) {
         T* const row = scores + b * k;
         const T own = draw.own(b);
@@ -189,7 +191,7 @@ void pair_sum(const Draw<T>& draw, T* scores, T margin, bool paired, bool positi
         }
         if (number == 0) {
             std::fill(row, row + k, T{0});
-            // NaN in, NaN out.
+            // A NaN score of the target stays visible.
             loss[b] = target_gradient[b] = own == own ? T{0} : own;
             continue;
         }
@@ -208,15 +210,16 @@ void pair_sum(const Draw<T>& draw, T* scores, T margin, bool paired, bool positi
     }
 }
 
-// From ∂loss/∂s, here `gradient` [B, K] and `target_gradient` [B], and the gradient `grad` [B] of the losses:
-//   grad_hidden, on entry gradient · rows, gets the weight of its example and the target's part;
-//   weighed = grad · hidden, the factor of the product that gives the gradients of the candidates' rows;
+// From ∂loss/∂s, here `gradient` [B, K] and `target_gradient` [B], and the gradient `grad` [B] of the losses, writes
+//   grad_hidden, on entry gradient · rows: multiplied by grad, plus the target's part;
+//   scaled_hidden = grad · hidden, the factor of the product that gives the gradients of the candidates' rows;
 //   values [B, D], the gradients of the targets' rows; bias_values [B + K], of the targets' and candidates' biases.
 // Outputs that are not wanted are null.
 template <typename T>
 void pull_back(const T* gradient, int64_t batch, int64_t k, const T* target_gradient, const T* grad, const T* hidden,
-               const T* target_rows, int64_t dim, T* grad_hidden, T* weighed, T* values, T* bias_values, int threads) {
-#pragma omp parallel num_threads(threads) if (batch * k > kSmall)
+               const T* target_rows, int64_t dim, T* grad_hidden, T* scaled_hidden, T* values, T* bias_values,
+               int threads) {
+#pragma omp parallel num_threads(threads) if (batch * k > kSerialScores)
     {
 #pragma omp for schedule(static) nowait
         for (int64_t b = 0; b < batch; ++b) {
@@ -230,7 +233,7 @@ void pull_back(const T* gradient, int64_t batch, int64_t k, const T* target_grad
                 for (int64_t d = 0; d < dim; ++d) out[d] = all * out[d] + own * w[d];
             }
             if (values) {
-                T* const factor = weighed + b * dim;
+                T* const factor = scaled_hidden + b * dim;
                 T* const out = values + b * dim;
 #pragma omp simd
                 for (int64_t d = 0; d < dim; ++d) {
@@ -279,9 +282,9 @@ void pull_back(const T* gradient, int64_t batch, int64_t k, const T* target_grad
     }                                                                                                                  \
     extern "C" void manyclass_pull_back_##SUFFIX(const T* gradient, int64_t batch, int64_t k,                          \
                                                  const T* target_gradient, const T* grad, const T* hidden,             \
-                                                 const T* target_rows, int64_t dim, T* grad_hidden, T* weighed,        \
+                                                 const T* target_rows, int64_t dim, T* grad_hidden, T* scaled_hidden,  \
                                                  T* values, T* bias_values, int threads) {                             \
-        pull_back<T>(gradient, batch, k, target_gradient, grad, hidden, target_rows, dim, grad_hidden, weighed,        \
+        pull_back<T>(gradient, batch, k, target_gradient, grad, hidden, target_rows, dim, grad_hidden, scaled_hidden,  \
                      values, bias_values, threads);                                                                    \
     }
 CLOSED_FORM(float32, float)

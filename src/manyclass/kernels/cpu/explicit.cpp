@@ -1,4 +1,4 @@
-// The minibatch's classes in front of a draw: samplers/explicit.py.
+// The targets of the batch as explicit classes, in front of a draw: samplers/explicit.py.
 
 #include <algorithm>
 #include <cstdint>

@@ -6,7 +6,7 @@
 
 namespace {
 
-// Positions handled together: while one waits for memory, the others' loads are under way.
+// Number of positions handled together: while one waits for memory, the loads of the others are in flight.
 constexpr int64_t kTogether = 32;
 
 struct Table {
@@ -25,13 +25,13 @@ inline int64_t search(const Table& table, double position, int64_t rank) {
         rank += table.cumulative[rank + step] <= position ? step : 0;
         width -= step;
     }
-    // A position on the edge of a cell may round into the next one here and not there.
+    // At the edge of a cell, the guide may have rounded a position into another cell than the search does.
     while (rank > 0 && table.cumulative[rank] > position) --rank;
     while (rank + 1 < table.classes && table.cumulative[rank + 1] <= position) ++rank;
     return rank;
 }
 
-// position(i) is the i-th of `number` positions, found(i, id, mass) takes what was found there.
+// Calls found(i, id, mass) for each of `number` positions position_of(i).
 template <typename Index, typename Position, typename Found>
 void locate(const Table& table, const Index* guide, const Index* ids, int64_t number, int threads, Position position_of,
             Found found) {
@@ -95,7 +95,7 @@ extern "C" void manyclass_locate(const double* cumulative, int64_t classes, cons
         });
 }
 
-// The draw of samplers/systematic.py: explicit classes, log κ = 0, then those under a comb of teeth `spacing` apart.
+// The draw of samplers/systematic.py: certain classes with log κ = 0, then those under a comb of teeth `spacing` apart.
 extern "C" void manyclass_comb(const double* cumulative, int64_t classes, const double* intercept, const double* slope,
                                double scale, int64_t widest, const void* guide, const void* ids, int index_bytes,
                                const double* offset, double spacing, int64_t teeth, const int64_t* certain,

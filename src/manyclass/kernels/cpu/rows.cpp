@@ -1,4 +1,4 @@
-// Row optimisers: optim/. Repeated rows are summed once, then each row is updated in place.
+// Row optimisers of optim/: repeated rows are summed once, then each row is updated in place.
 
 #include <algorithm>
 #include <cmath>
@@ -8,10 +8,10 @@
 
 namespace {
 
-// How many rows ahead of their use memory is asked for.
-constexpr int64_t kAhead = 3;
+// Number of rows by which memory is prefetched ahead of its use.
+constexpr int64_t kRowsAhead = 3;
 
-// The distinct ids of a gradient in the order they first appear, each with the chain of its places.
+// The distinct ids of a gradient in the order of their first places, each with the chain of its places.
 struct Groups {
     std::vector<int64_t> first;
     std::vector<int64_t> next;
@@ -38,8 +38,8 @@ struct Groups {
     }
 };
 
-// Calls update(id, gradient) for each distinct row; the gradient [dim] is the sum of the row's places.
-// The rows of `tables` [C, dim] that come next are fetched ahead.
+// Calls update(id, gradient) for each distinct row; the gradient [dim] is the sum over the places of the row.
+// The next rows of `tables` [C, dim] are prefetched.
 template <typename T, typename Update>
 void each_row(const int64_t* ids, int64_t number, const T* values, int64_t dim, std::initializer_list<T*> tables,
               int threads, Update update) {
@@ -50,9 +50,9 @@ void each_row(const int64_t* ids, int64_t number, const T* values, int64_t dim, 
         std::vector<T> sum(dim);
 #pragma omp for schedule(static)
         for (int64_t r = 0; r < rows; ++r) {
-            if (r + kAhead < rows)
+            if (r + kRowsAhead < rows)
                 for (T* table : tables) {
-                    const T* const next = table + ids[groups.first[r + kAhead]] * dim;
+                    const T* const next = table + ids[groups.first[r + kRowsAhead]] * dim;
                     for (int64_t d = 0; d < dim; d += 64 / sizeof(T)) __builtin_prefetch(next + d, 1);
                 }
             const int64_t head = groups.first[r];
@@ -99,11 +99,11 @@ void adagrad(T* weight, T* total, const int64_t* ids, int64_t number, const T* v
     });
 }
 
-// Adam on the rows' own clocks: `steps` counts how often each row has been touched, and corrects its moments.
+// Adam with a step count for each row: `steps` counts the updates of a row and corrects its moments.
 template <typename T>
 void adam(T* weight, T* first, T* second, float* steps, const int64_t* ids, int64_t number, const T* values,
           int64_t dim, double rate, double beta1, double beta2, double eps, int threads) {
-    // 1 - β in float64: in float32 that of 0.999 has four digits.
+    // 1 - β is taken in float64: in float32 1 - 0.999 has four digits.
     const T new1 = static_cast<T>(1 - beta1), new2 = static_cast<T>(1 - beta2), old2 = static_cast<T>(beta2);
     const T small = static_cast<T>(eps);
     each_row(ids, number, values, dim, {weight, first, second}, threads, [=](int64_t id, const T* g) {
