@@ -13,7 +13,7 @@ import pytest
 import torch
 from benchmarks import contenders, design_cost, link_prediction, step
 from benchmarks.machine import write_csv
-from benchmarks.turns import NotInstalledError, Turns
+from benchmarks.turns import ContenderProcess, NotInstalledError
 
 from manyclass.data.triples import KnownTails
 from manyclass.samplers import Exhaustive
@@ -52,7 +52,7 @@ def test_the_results_of_the_draws_are_whole():
 @pytest.mark.filterwarnings("ignore:Sparse invariant checks")  # torch.optim.Adagrad's own
 @pytest.mark.parametrize("name", TORCH)
 def test_each_contender_makes_steps(name):
-    targets = np.random.default_rng(0).integers(0, CLASSES, (3, contenders.BATCH))
+    targets = np.random.default_rng(0).integers(0, CLASSES, (3, contenders.BATCH_SIZE))
     make_step = getattr(contenders, name)(CLASSES, 1e6 / np.arange(2.0, CLASSES + 2), targets)
     for _ in range(4):
         make_step()
@@ -81,11 +81,11 @@ def test_tensorflow_in_turn():
 
 def test_a_peer_that_is_missing_is_named(tmp_path):
     np.save(tmp_path / "counts.npy", np.ones(CLASSES))
-    np.save(tmp_path / "targets.npy", np.zeros((1, step.BATCH), dtype=np.int64))
+    np.save(tmp_path / "targets.npy", np.zeros((1, step.BATCH_SIZE), dtype=np.int64))
     # A module that hides the installed one and fails as a missing one does.
     (tmp_path / "tensorflow.py").write_text("raise ModuleNotFoundError(name='tensorflow')")
     with pytest.raises(NotInstalledError, match="tensorflow"):
-        Turns("contenders_tensorflow:adagrad", CLASSES, tmp_path, {"PYTHONPATH": str(tmp_path)})
+        ContenderProcess("contenders_tensorflow:adagrad", CLASSES, tmp_path, {"PYTHONPATH": str(tmp_path)})
 
 
 def test_groups_hold_every_contender_once_beside_the_products_and_ours():
@@ -178,7 +178,7 @@ def test_exact_links_are_those_of_a_sampler_that_takes_every_class(others):
     exclude = graph.known.others(graph.train) if others == "excluded" else None
     for sampler in (None, Exhaustive(30)):
         torch.manual_seed(0)
-        model = link_prediction.Model(graph, 4, sampler).double()
+        model = link_prediction.LinkModel(graph, 4, sampler).double()
         model.loss(graph.train, exclude, 0.1).backward()
         gradients.append(torch.cat([model.entities.weight.grad, model.encoder.relations.weight.grad]))
     torch.testing.assert_close(*gradients)
@@ -186,7 +186,7 @@ def test_exact_links_are_those_of_a_sampler_that_takes_every_class(others):
 
 def test_ranks_are_filtered_and_ties_are_their_mean():
     graph = small_graph()
-    model = link_prediction.Model(graph, 4, None)
+    model = link_prediction.LinkModel(graph, 4, None)
     expected = []
     scores = model.query(graph.test) @ model.entities.weight.T
     for row, (head, relation, tail) in zip(scores, graph.test.tolist(), strict=True):
@@ -201,7 +201,7 @@ def test_ranks_are_filtered_and_ties_are_their_mean():
 
 def test_a_model_of_nans_has_the_worst_ranks():
     graph = small_graph()
-    model = link_prediction.Model(graph, 4, None)
+    model = link_prediction.LinkModel(graph, 4, None)
     with torch.no_grad():
         model.entities.weight.fill_(torch.nan)
     assert (link_prediction.ranks(model, graph.test, graph.known) > 30).all()
@@ -236,7 +236,7 @@ def test_each_design_is_set_up_kept_up_and_makes_steps(name, monkeypatch):
         pytest.importorskip("faiss")
     monkeypatch.setenv("DESIGN", name)
     counts = 1e6 / np.arange(2.0, CLASSES + 2)
-    targets = np.random.default_rng(0).integers(0, CLASSES, (3, design_cost.BATCH))
+    targets = np.random.default_rng(0).integers(0, CLASSES, (3, design_cost.BATCH_SIZE))
     for build in (design_cost.steps, design_cost.builds):
         make_step = build(CLASSES, counts, targets)
         for _ in range(3):
