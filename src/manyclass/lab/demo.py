@@ -12,7 +12,7 @@ import torch
 from manyclass.data import Text, standard_library
 from manyclass.lab.folder import claim_folder
 from manyclass.lab.softmax import ExactSoftmax
-from manyclass.report import Curve, Figure, Panel, Report, Section, Table, write_report
+from manyclass.report import Curve, Figure, Panel, Report, ReportTable, Section, write_report
 from manyclass.tasks import KINDS, Fit, Measured, Model, Settings, Task, measure, open_model, train
 from manyclass.tasks.text import TextKind
 from manyclass.training import HeldOut, ProgressLine, Record, Training
@@ -249,7 +249,7 @@ def _report(
             Section("Sampled and exact training in equal time", [verdict, curves]),
             Section(
                 "Predictions of the saved model",
-                [Table(["prompt", "likely next tokens"], [(a, b.replace("   ", " · ")) for a, b in completions])],
+                [ReportTable(["prompt", "likely next tokens"], [(a, b.replace("   ", " · ")) for a, b in completions])],
             ),
             Section("Rare and frequent classes", [frequency]),
             *([Section("Error of the approximation", [error])] if probed else []),

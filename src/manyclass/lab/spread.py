@@ -56,11 +56,11 @@ def band(
     *,
     dashed: bool = False,
     points: bool = False,
-    like: str | None = None,
+    colour_of: str | None = None,
 ) -> Curve:
     """Return a curve of the median over runs with a quartile band; a missing value leaves a gap."""
     table = np.array([none_to_nan(run) for run in runs], dtype=float)
     low, middle, high = (np.quantile(table, q, axis=0).tolist() for q in (0.25, 0.5, 0.75))
     if len(runs) == 1:
-        return Curve(label, x, middle, dashed=dashed, points=points, like=like)
-    return Curve(label, x, middle, low, high, dashed=dashed, points=points, like=like)
+        return Curve(label, x, middle, dashed=dashed, points=points, colour_of=colour_of)
+    return Curve(label, x, middle, low, high, dashed=dashed, points=points, colour_of=colour_of)

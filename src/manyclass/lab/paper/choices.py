@@ -13,7 +13,7 @@ from manyclass.lab.paper.curves import MEASURES, train
 from manyclass.lab.problem import BATCH_SIZE, paper_problem
 from manyclass.lab.softmax_regression import EXACT, Method, build_head, train_method
 from manyclass.lab.spread import Spread, band, format_number
-from manyclass.report import Figure, Panel, Section, Table
+from manyclass.report import Figure, Panel, ReportTable, Section
 
 BUDGET = 100  # classes scored for an example, its target included
 ITERATION = 50
@@ -43,7 +43,7 @@ def run(lab: Lab) -> Findings:
     ]
     found = lab.map(approximation_error, cells)
     by_label = {label: found[i :: len(CHOICES)] for i, label in enumerate(CHOICES)}
-    errors = Table(
+    errors = ReportTable(
         ["choice", "RMS error of log Z̃", "RMS error of γ̃", "correct signs", "classes scored", "rows updated"],
         [
             [

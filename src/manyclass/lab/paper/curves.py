@@ -11,7 +11,7 @@ from manyclass.lab.experiment import Lab
 from manyclass.lab.problem import NUM_CLASSES
 from manyclass.lab.softmax_regression import Method, training_curve
 from manyclass.lab.spread import Spread, band, none_to_nan
-from manyclass.report import Curve, Panel, Table
+from manyclass.report import Curve, Panel, ReportTable
 
 BIAS_TOLERANCE = 0.05  # nats
 MEASURES = {
@@ -65,7 +65,7 @@ class Curves:
             for measure in measures
         ]
 
-    def table(self) -> Table:
+    def table(self) -> ReportTable:
         """Return a table with a row per method: its learning rate and the numbers that verdicts are based on."""
         rows = []
         for label in self.runs:
@@ -84,7 +84,7 @@ class Curves:
                     Spread.of(self.last(label, "bias_fresh")).text(".3f"),
                 ]
             )
-        return Table(
+        return ReportTable(
             [
                 "method",
                 "learning rate",

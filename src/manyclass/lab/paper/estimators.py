@@ -11,7 +11,7 @@ from manyclass.lab.paper import rates
 from manyclass.lab.problem import BATCH_SIZE, paper_problem
 from manyclass.lab.softmax_regression import EXACT, Method, probabilities, sampler_of, train_method
 from manyclass.lab.spread import Spread, band
-from manyclass.report import Curve, Figure, Panel, Section, Table
+from manyclass.report import Curve, Figure, Panel, ReportTable, Section
 from manyclass.samplers import Bernoulli, Importance, Sampler, Systematic
 
 ITERATION = 50  # early, because the normaliser matters most while the model is uncertain
@@ -45,7 +45,9 @@ def run(lab: Lab) -> Findings:
             for kind in ("simulated", "theory"):
                 runs = [[table[label, k, seed][f"{quantity}_{kind}"] for k in KS] for seed in lab.seeds]
                 name = label if kind == "simulated" else f"{label}, theory"
-                curves.append(band(name, KS, runs, dashed=kind == "theory", points=kind == "simulated", like=label))
+                curves.append(
+                    band(name, KS, runs, dashed=kind == "theory", points=kind == "simulated", colour_of=label)
+                )
         y_label = "variance / Z²" if quantity == "z" else "variance"
         panels.append(Panel(f"Variance of {title}", "K", y_label, curves, log_x=True, log_y=True))
 
@@ -58,8 +60,8 @@ def run(lab: Lab) -> Findings:
         for label in ("importance, uniform", "Bernoulli, uniform", "systematic")
     }
     theory = [
-        Curve(f"{label}, {source}", RATIOS, [formula(s) for s in RATIOS], dashed=True, like=like)
-        for (label, source, like), formula in FORMULAS.items()
+        Curve(f"{label}, {source}", RATIOS, [formula(s) for s in RATIOS], dashed=True, colour_of=colour_of)
+        for (label, source, colour_of), formula in FORMULAS.items()
     ]
     section = Section(
         "Variance of the estimators",
@@ -204,7 +206,7 @@ FORMULAS: dict[tuple[str, str, str], Callable[[float], float]] = {
 }
 
 
-def _table(lab: Lab, note: dict[tuple[float, int], dict[str, float]]) -> Table:
+def _table(lab: Lab, note: dict[tuple[float, int], dict[str, float]]) -> ReportTable:
     rows = []
     for s in RATIOS:
         simulated = {
@@ -225,7 +227,9 @@ def _table(lab: Lab, note: dict[tuple[float, int], dict[str, float]]) -> Table:
             ]
         )
     columns = ["σ/μ", "importance", "footnote's formula", "corrected", "Bernoulli", "formula", "systematic", "formula"]
-    return Table(columns, rows, "Variance of Z̃: simulated (median, minimum and maximum over seeds) and by formula.")
+    return ReportTable(
+        columns, rows, "Variance of Z̃: simulated (median, minimum and maximum over seeds) and by formula."
+    )
 
 
 def _claim(lab: Lab, note: dict[tuple[float, int], dict[str, float]]) -> Claim:

@@ -8,7 +8,7 @@ from manyclass.lab.paper.curves import MEASURES, Curves, iterations_text, nan_to
 from manyclass.lab.problem import NUM_CLASSES
 from manyclass.lab.softmax_regression import EXACT, Method
 from manyclass.lab.spread import Spread, format_number
-from manyclass.report import Figure, Section, Table
+from manyclass.report import Figure, ReportTable, Section
 
 SUGGESTED = "margin log(C−1)"
 MARGINS = {
@@ -24,7 +24,7 @@ MARGINS = {
 
 def run(lab: Lab) -> Findings:
     """Train ranking with each margin."""
-    parts: list[str | Figure | Table] = [
+    parts: list[str | Figure | ReportTable] = [
         "Logistic ranking against 20 negative classes drawn uniformly for each example, with one learning rate for "
         "all margins, chosen with 1,000 classes. Exact training has the learning rate that it shares with the "
         "approximations of the normaliser. The paper's caption says log(C−1) = 6.2126, which is the value for 500 "

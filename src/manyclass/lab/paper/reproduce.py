@@ -19,7 +19,7 @@ from manyclass.lab.folder import claim_folder
 from manyclass.lab.paper import choices, consistency, estimators, margins, methods, signs, variants
 from manyclass.lab.problem import BATCH_SIZE, DIM, NUM_CLASSES, NUM_EXAMPLES, K
 from manyclass.lab.runner import CellRunner, OnProgress
-from manyclass.report import Report, Section, Table, check_libraries, write_report
+from manyclass.report import Report, ReportTable, Section, check_libraries, write_report
 
 EXPERIMENTS: dict[str, Experiment] = {
     "methods": methods.run,
@@ -111,7 +111,7 @@ def reproduce(
 
 
 def _report(found: dict[str, Findings], claims: tuple[Claim, ...], notes: list[str], scale: Scale) -> Report:
-    table = Table(
+    table = ReportTable(
         ["claim", "the paper says", "measured", "holds"],
         [
             [

@@ -14,7 +14,7 @@ from manyclass.lab.paper import rates
 from manyclass.lab.problem import BATCH_SIZE, Minibatches, Problem, paper_problem
 from manyclass.lab.softmax_regression import EXACT, Head, Method, build_head, train_method
 from manyclass.lab.spread import Spread, band, format_number
-from manyclass.report import Figure, Panel, Section, Table
+from manyclass.report import Figure, Panel, ReportTable, Section
 
 METHODS = {
     "importance": Method(),
@@ -67,7 +67,7 @@ def run(lab: Lab) -> Findings:
         label: [Spread.of([_extreme(result[label][side], side) for result in found]) for side in GAMMA_EXTREMES]
         for label in METHODS
     }
-    table = Table(
+    table = ReportTable(
         ["method", "γ(target), minimum", "γ(target), maximum", "γ(negative), minimum", "γ(negative), maximum"],
         [[label, *(spread.text(".3g") for spread in spreads)] for label, spreads in ranges.items()],
         "Extremes of γ̃ over all iterations above: median over seeds, with minimum and maximum.",

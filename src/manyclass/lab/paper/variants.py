@@ -16,7 +16,7 @@ from manyclass.lab.problem import BATCH_SIZE, K, paper_problem
 from manyclass.lab.softmax_regression import EXACT, Head, Method, build_head, train_method
 from manyclass.lab.spread import Spread, band
 from manyclass.objectives import Likelihood, LogisticRanking, Objective, PlainImportance, SubsetSoftmax
-from manyclass.report import Figure, Panel, Section, Table
+from manyclass.report import Figure, Panel, ReportTable, Section
 from manyclass.samplers import Bernoulli, Exhaustive, Importance, Sampler
 
 TAYLOR_DRAWS = 5
@@ -79,7 +79,7 @@ def run(lab: Lab) -> Findings:
                 "target's score down.",
                 gamma_panels,
             ),
-            Table(
+            ReportTable(
                 ["objective", "largest eigenvalue of the Hessian", "concave"],
                 [
                     [label, spread.text(".2g"), "yes" if spread.high <= EIGENVALUE_TOLERANCE else "no"]

@@ -4,7 +4,7 @@ from manyclass.lab.spread import band, format_number
 from manyclass.lab.study.analysis import Analysis
 from manyclass.lab.study.designs import DESIGN_DESCRIPTIONS
 from manyclass.lab.study.measures import TIMED_BATCH_SIZE
-from manyclass.report import Curve, Figure, Panel, Report, Section, Table
+from manyclass.report import Curve, Figure, Panel, Report, ReportTable, Section
 
 
 def report_of(analysis: Analysis) -> Report:
@@ -58,7 +58,7 @@ def _overview(analysis: Analysis) -> Section:
         f"{TIMED_BATCH_SIZE:,}: root mean square and mean of log Z̃ − log Z, root-mean-square norm of γ̃ − γ over all "
         "classes, distinct rows updated per step, and milliseconds per step, periodic rebuilds included."
     )
-    return Section("Designs", [Table(columns, rows, caption)])
+    return Section("Designs", [ReportTable(columns, rows, caption)])
 
 
 def _errors(analysis: Analysis) -> Section:
@@ -141,7 +141,7 @@ def _training(analysis: Analysis) -> Section:
         [Panel(title, x, "nats per token", curves, log_x=log) for title, x, curves, log in axes],
     )
     columns = ["design", "k", "learning rate", "perplexity", "difference from exact", "seconds"]
-    table = Table(
+    table = ReportTable(
         columns,
         rows,
         f"Held-out perplexity after {analysis.results['settings']['epochs']} epochs, from the mean loss over seeds.",
