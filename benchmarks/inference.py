@@ -177,7 +177,7 @@ def measure_index(base: dict[str, Tensor], num_classes: int, rounds: int) -> lis
     rows["index"]["one_ms"] = single_query_ms(lambda: index.search(hidden[:1], TOP_K), 20)
     with torch.no_grad():
         log_z = head.log_z(fresh)
-    _, explicit = index.nearest(fresh, 128, thorough=8)
+    _, explicit = index.nearest(fresh, 128, probe_factor=8)
     estimates = [
         estimate_log_z(head, fresh, explicit=explicit, generator=torch.Generator().manual_seed(i)) for i in range(20)
     ]
