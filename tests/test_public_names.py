@@ -58,7 +58,7 @@ def test_what_type_checkers_see_is_what_is_there():
     for name, module in seen.items():
         found = getattr(importlib.import_module(module), name)
         assert getattr(manyclass, name) is found
-    assert {name for name in seen if name not in manyclass._ROOMS} == set(manyclass._HOMES)
+    assert {name for name in seen if name not in manyclass._ROOMS} == set(manyclass._MODULE_OF)
     for room in manyclass._ROOMS:
         assert getattr(manyclass, room).__name__ == f"manyclass.{room}"
     with pytest.raises(AttributeError, match="has no attribute 'magic'"):
