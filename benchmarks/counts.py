@@ -1,4 +1,4 @@
-"""How often each class occurs in the benchmarks: Zipf's law, as words have it."""
+"""Class counts of the benchmarks, which follow Zipf's law like words."""
 
 import lzma
 import os
@@ -12,8 +12,10 @@ DATA = Path(os.environ.get("MANYCLASS_DATA", Path(__file__).resolve().parents[2]
 
 
 def zipf_counts(num_classes: int) -> tuple[Tensor, str]:
-    """Counts of words in the One Billion Word corpus, continued by the power law of their tail; where the file is
-    missing, such a law from the first class on."""
+    """Return word counts of the One Billion Word corpus, extrapolated by the power law of their tail, and their source.
+
+    Without the corpus file all counts follow a power law.
+    """
     path = DATA / "lm1b-counts" / "counts.i32.xz"
     counts = torch.empty(num_classes, dtype=torch.float64)
     if path.exists():
@@ -24,7 +26,7 @@ def zipf_counts(num_classes: int) -> tuple[Tensor, str]:
     n = min(len(real), num_classes)
     counts[:n] = torch.from_numpy(real[:n].copy())
     if num_classes > n:
-        # The slope of log count against log rank over the last half of the ranks.
+        # Fit the slope of log count against log rank over the last half of the ranks.
         slope = np.log(real[n - 1] / real[n // 2 - 1]) / np.log(n / (n // 2))
         rank = torch.arange(n + 1, num_classes + 1, dtype=torch.float64)
         counts[n:] = rank.div_(n).pow_(float(slope)).mul_(float(real[n - 1]))

@@ -1,17 +1,16 @@
-"""What each sampling design costs as classes grow from 10⁴ to 10⁷: set-up, steps, upkeep and memory.
+"""Cost of each sampling design from 10⁴ to 10⁷ classes: set-up, steps, upkeep and memory.
 
     python benchmarks/design_cost.py                       # the whole table, into benchmarks/results/design_cost.csv
     python benchmarks/design_cost.py --classes 1e4 1e5     # a part of it, printed only
 
-A step draws for a batch of 1024, scores k = 256 classes of 64 dimensions, goes back and updates the touched rows by
-`RowAdagrad`; counts follow Zipf's law, targets are drawn by them. Each design has a process of its own, and those that
-fit into memory together take turns, the matrix products that no step does without among them.
+A step draws for a batch of 1024, scores k = 256 classes of 64 dimensions, computes gradients and updates the scored
+rows by `RowAdagrad`; counts follow Zipf's law, targets are drawn by them. Each design has a separate process. Those
+that fit into memory together take turns, with the matrix products that every step needs among them.
 
-Some designs build a table, clusters or an index anew every so many steps. In the turns none does. Upkeep is one of each
-such build by itself, in a second process whose peak memory is told too; amortised, each is divided by the steps
-between two that the design has by default. Set-up is the sampler with its first draw, without the class table. Memory
-is what a design takes at its peak beyond the class table and Adagrad's state. All of it with huge pages
-(THP_MEM_ALLOC_ENABLE=1).
+Some designs periodically rebuild a table, clusters or an index. No step in the turns includes a rebuild. Upkeep is the
+time of each rebuild, measured in a second process together with its peak memory, and divided by the default number of
+steps between rebuilds. Set-up is the sampler with its first draw, without the class table. Memory is the peak beyond
+the class table and Adagrad's state. All with huge pages (THP_MEM_ALLOC_ENABLE=1).
 """
 
 import argparse
@@ -49,16 +48,16 @@ sys.path.insert(0, str(ROOT.parent))
 
 from benchmarks.counts import zipf_counts  # noqa: E402
 from benchmarks.machine import free_gib, provenance, quantiles, write_csv  # noqa: E402
-from benchmarks.turns import NotInstalledError, Turns  # noqa: E402
+from benchmarks.turns import ContenderProcess, NotInstalledError  # noqa: E402
 
 RESULTS = ROOT / "results" / "design_cost.csv"
-BATCH, K, DIM, GROUP = 1024, 256, 64, 32
-RATE = 0.01
+BATCH_SIZE, K, DIM, GROUP_SIZE = 1024, 256, 64, 32
+LEARNING_RATE = 0.01
 SIZES = [10**4, 10**5, 10**6, 10**7]
-BATCHES = 16
-ROUNDS, WAKING, STEPS = 10, 3, 10
-SLOW = 1.0  # seconds from which on one build tells enough
-NEVER = 1 << 40
+NUM_BATCHES = 16
+ROUNDS, WARM_UP_STEPS, TIMED_STEPS = 10, 3, 10
+SLOW_BUILD_SECONDS = 1.0  # a slower build is timed once, not three times
+NO_REBUILD = 1 << 40  # steps between rebuilds, more than any run has
 FLOOR = "products"
 
 Row = dict[str, object]
@@ -66,12 +65,12 @@ Row = dict[str, object]
 
 @dataclass(frozen=True)
 class Design:
-    """A sampler from counts, how often it does each part of its upkeep by default, and the tables [C, D] it takes.
+    """Sampling design to measure.
 
     Args:
-        build: the sampler.
-        every: the steps between two runs of each of its `upkeep_jobs`, of the number of classes.
-        tables: of class vectors that it holds for a while.
+        build: returns the sampler for class counts.
+        every: functions of the number of classes: default steps between runs of each of its `upkeep_jobs`.
+        tables: tables [C, D] that it holds temporarily.
     """
 
     build: Callable[[Tensor], Sampler]
@@ -79,28 +78,29 @@ class Design:
     tables: float = 0.5
 
     def gib(self, num_classes: int) -> float:
-        # Weights and Adagrad's state are two tables.
+        """Estimate the peak memory; weights and Adagrad's state are two more tables."""
         return 0.5 + (2 + self.tables) * num_classes * DIM * 4 / 2**30
 
 
 def nearest(counts: Tensor) -> Sampler:
-    import faiss  # noqa: F401  (where it is missing, it is named)
+    """Build the sampler of nearest classes."""
+    import faiss  # noqa: F401  (if it is missing, the error names it)
 
-    return Nearest(counts, K, group_size=GROUP, every=NEVER)
+    return Nearest(counts, K, group_size=GROUP_SIZE, every=NO_REBUILD)
 
 
-def square_root(num_classes: int) -> int:
-    """Steps between two builds, as `Learned` has them."""
+def learned_interval(num_classes: int) -> int:
+    """Return the default steps between rebuilds of `Learned`."""
     return max(50, math.isqrt(num_classes))
 
 
-def share(num_classes: int) -> int:
-    """Steps between two builds, as `Clustered` and `Nearest` have them."""
+def cluster_interval(num_classes: int) -> int:
+    """Return the default steps between rebuilds of `Clustered` and `Nearest`."""
     return max(500, num_classes // 64)
 
 
-def look(num_classes: int) -> int:
-    """Steps in which an order by clusters looks at all classes."""
+def order_interval(num_classes: int) -> int:
+    """Return the steps in which an order by clusters revisits all classes."""
     return -(-num_classes // 64)
 
 
@@ -110,19 +110,21 @@ DESIGNS = {
     "bernoulli, proportional": Design(lambda counts: Bernoulli.proportional(counts, K)),
     "systematic": Design(lambda counts: Systematic(counts, K)),
     "systematic, stratified": Design(lambda counts: Systematic(counts, K, stratified=True)),
-    "learned": Design(lambda counts: Learned(counts, K, every=NEVER), (square_root,)),
+    "learned": Design(lambda counts: Learned(counts, K, every=NO_REBUILD), (learned_interval,)),
     "learned, by cluster": Design(
-        lambda counts: Learned(counts, K, every=NEVER, order="cluster"), (square_root, look, look)
+        lambda counts: Learned(counts, K, every=NO_REBUILD, order="cluster"), (learned_interval, *[order_interval] * 2)
     ),
-    "clustered": Design(lambda counts: Clustered(counts, K, group_size=GROUP, every=NEVER), (share,), 2.0),
-    "nearest": Design(nearest, (share,), 3.5),
+    "clustered": Design(
+        lambda counts: Clustered(counts, K, group_size=GROUP_SIZE, every=NO_REBUILD), (cluster_interval,), 2.0
+    ),
+    "nearest": Design(nearest, (cluster_interval,), 3.5),
     "in batch": Design(lambda counts: InBatch(counts, K)),
 }
 
 
 def products(num_classes: int, counts: np.ndarray, targets: np.ndarray) -> Callable[[], object]:
-    """The floor: the matrix products of a step, and nothing else."""
-    hidden, rows, gamma = torch.randn(BATCH, DIM), torch.randn(K, DIM), torch.randn(BATCH, K)
+    """Return the floor: only the matrix products of a step."""
+    hidden, rows, gamma = torch.randn(BATCH_SIZE, DIM), torch.randn(K, DIM), torch.randn(BATCH_SIZE, K)
 
     def step() -> None:
         hidden @ rows.T
@@ -133,12 +135,12 @@ def products(num_classes: int, counts: np.ndarray, targets: np.ndarray) -> Calla
 
 
 def steps(num_classes: int, counts: np.ndarray, targets: np.ndarray) -> Callable[[], object]:
-    """Whole steps of the design that the environment names."""
+    """Return a whole step of the design named by the environment variable DESIGN."""
     weights = torch.from_numpy(counts)
     sampler = DESIGNS[os.environ["DESIGN"]].build(weights)
     head = ClassHead(DIM, num_classes, counts=weights, sampler=sampler, sparse=True)
-    optimizer = RowAdagrad(head.parameters(), RATE)
-    hidden = torch.randn(BATCH, DIM, requires_grad=True)
+    optimizer = RowAdagrad(head.parameters(), LEARNING_RATE)
+    hidden = torch.randn(BATCH_SIZE, DIM, requires_grad=True)
     batches = itertools.cycle(torch.from_numpy(targets))
 
     def step() -> None:
@@ -151,12 +153,12 @@ def steps(num_classes: int, counts: np.ndarray, targets: np.ndarray) -> Callable
 
 
 def builds(num_classes: int, counts: np.ndarray, targets: np.ndarray) -> Callable[[], object]:
-    """First nothing but class vectors, then the set-up of the design, then the parts of its upkeep in turn."""
+    """Return a function that first makes class vectors, then sets the design up, then runs its upkeep in parts."""
 
     def phases() -> Iterator[None]:
         bound = 1 / math.sqrt(DIM)
         vectors = torch.empty(num_classes, DIM).uniform_(-bound, bound)
-        hidden, target = torch.randn(BATCH, DIM), torch.from_numpy(targets[0])
+        hidden, target = torch.randn(BATCH_SIZE, DIM), torch.from_numpy(targets[0])
         yield
         sampler = DESIGNS[os.environ["DESIGN"]].build(torch.from_numpy(counts))
         sampler.attach(vectors)
@@ -172,7 +174,7 @@ def builds(num_classes: int, counts: np.ndarray, targets: np.ndarray) -> Callabl
 
 @dataclass(frozen=True)
 class Measured:
-    """A design after its turns and its builds."""
+    """Measurements of a design."""
 
     times: list[float]
     floor: float
@@ -182,7 +184,7 @@ class Measured:
 
 
 def groups(names: list[str], num_classes: int, budget: float) -> Iterator[list[str]]:
-    """The designs that fit into memory together."""
+    """Yield groups of designs that fit into memory together."""
     group: list[str] = []
     for name in names:
         if group and sum(DESIGNS[member].gib(num_classes) for member in (*group, name)) > budget:
@@ -193,33 +195,33 @@ def groups(names: list[str], num_classes: int, budget: float) -> Iterator[list[s
 
 
 def measure(group: list[str], num_classes: int, rounds: int, data: Path) -> dict[str, Measured | str]:
-    """The designs of a group after they have taken turns, or why one did not."""
+    """Time the designs of a group in turn; a string says why a design could not run."""
     environment = {"THP_MEM_ALLOC_ENABLE": "1", "OMP_NUM_THREADS": str(torch.get_num_threads())}
     table = num_classes * (DIM + 1) * 4 / 2**30
     found: dict[str, Measured | str] = {}
-    turns: dict[str, Turns] = {}
+    turns: dict[str, ContenderProcess] = {}
     with ExitStack() as stack:
-        turns[FLOOR] = floor = Turns("design_cost:products", num_classes, data, environment)
+        turns[FLOOR] = floor = ContenderProcess("design_cost:products", num_classes, data, environment)
         stack.callback(floor.close)
         for name in group:
             try:
-                turns[name] = Turns("design_cost:steps", num_classes, data, environment | {"DESIGN": name})
+                turns[name] = ContenderProcess("design_cost:steps", num_classes, data, environment | {"DESIGN": name})
                 stack.callback(turns[name].close)
             except (NotInstalledError, RuntimeError) as error:
-                found[name] = why(error)
+                found[name] = failure_note(error)
         times: dict[str, list[float]] = {name: [] for name in turns}
         for _ in range(rounds):
             for name, turn in turns.items():
-                times[name] += turn.take(untimed=WAKING, timed=STEPS)
+                times[name] += turn.run_steps(untimed=WARM_UP_STEPS, timed=TIMED_STEPS)
     median = statistics.median(times[FLOOR])
     del turns[FLOOR]
     for name, turn in turns.items():
         try:
             setup, upkeep, peak = measure_builds(name, num_classes, data, environment)
         except RuntimeError as error:
-            found[name] = why(error)
+            found[name] = failure_note(error)
             continue
-        # What a process needs that only multiplies matrices: Python, torch, the counts.
+        # Subtract the memory of a process that only multiplies matrices: Python, torch, the counts.
         beyond = max(turn.peak_gib - 2 * table, peak - table) - floor.peak_gib
         found[name] = Measured(times[name], median, setup, upkeep, max(0.0, beyond))
     return found
@@ -228,18 +230,18 @@ def measure(group: list[str], num_classes: int, rounds: int, data: Path) -> dict
 def measure_builds(
     name: str, num_classes: int, data: Path, environment: dict[str, str]
 ) -> tuple[float, tuple[float, ...], float]:
-    """Seconds of set-up and of each part of upkeep, and the peak in GiB: by itself, as it takes the whole machine."""
-    turn = Turns("design_cost:builds", num_classes, data, environment | {"DESIGN": name})
+    """Measure the seconds of set-up and of each part of upkeep, and the peak in GiB, with no other process running."""
+    turn = ContenderProcess("design_cost:builds", num_classes, data, environment | {"DESIGN": name})
     try:
         parts = len(DESIGNS[name].every)
-        times = turn.take(untimed=0, timed=parts * (1 if turn.step_s > SLOW else 3)) if parts else []
+        times = turn.run_steps(untimed=0, timed=parts * (1 if turn.step_s > SLOW_BUILD_SECONDS else 3)) if parts else []
         return turn.step_s, tuple(statistics.median(times[i::parts]) for i in range(parts)), turn.peak_gib
     finally:
         turn.close()
 
 
-def why(error: Exception) -> str:
-    """What the table says of a design that a library is missing for, or that has run out of memory."""
+def failure_note(error: Exception) -> str:
+    """Return the note for a design that misses a library or ran out of memory."""
     if isinstance(error, NotInstalledError):
         return f"not installed: {error}"
     print(f"\n{error}", file=sys.stderr)
@@ -247,9 +249,9 @@ def why(error: Exception) -> str:
 
 
 def run(names: list[str], num_classes: int, rounds: int, budget: float) -> list[Row]:
-    """The rows of one size."""
+    """Return the rows of one size."""
     counts, law = zipf_counts(num_classes)
-    draw = Importance(counts, BATCHES * BATCH)
+    draw = Importance(counts, NUM_BATCHES * BATCH_SIZE)
     drawn = draw(torch.zeros(1, dtype=torch.int64), generator=torch.Generator().manual_seed(0)).ids()
     measured: dict[str, Measured | str] = {}
     fitting = []
@@ -261,7 +263,7 @@ def run(names: list[str], num_classes: int, rounds: int, budget: float) -> list[
             measured[name] = f"would need {gib:.0f} GiB"
     with tempfile.TemporaryDirectory() as folder:
         np.save(Path(folder) / "counts.npy", counts.numpy())
-        np.save(Path(folder) / "targets.npy", drawn.reshape(BATCHES, BATCH).numpy())
+        np.save(Path(folder) / "targets.npy", drawn.reshape(NUM_BATCHES, BATCH_SIZE).numpy())
         del counts, draw, drawn
         for group in groups(fitting, num_classes, budget):
             measured |= measure(group, num_classes, rounds, Path(folder))
@@ -273,7 +275,7 @@ def run(names: list[str], num_classes: int, rounds: int, budget: float) -> list[
 
 
 def columns(name: str, num_classes: int, measured: Measured | str) -> Row:
-    """What the table says of one design; numbers are missing where a note says why."""
+    """Return the columns of one design; without numbers the note says why."""
     names = "step_ms_p20 step_ms step_ms_p80 to_products setup_s upkeep_s every upkeep_ms_a_step beyond_gib"
     empty: Row = dict.fromkeys([*names.split(), "products_gflops", "note"], "")
     if isinstance(measured, str):
@@ -291,12 +293,12 @@ def columns(name: str, num_classes: int, measured: Measured | str) -> Row:
         "every": min(every, default=""),
         "upkeep_ms_a_step": round(amortised * 1e3, 4),
         "beyond_gib": round(measured.beyond_gib, 3),
-        "products_gflops": round(3 * 2 * BATCH * K * DIM / measured.floor / 1e9, 1),
+        "products_gflops": round(3 * 2 * BATCH_SIZE * K * DIM / measured.floor / 1e9, 1),
     }
 
 
 def exponent(points: list[tuple[float, float]]) -> float | None:
-    """The slope of log y against log x; None where fewer than two points have a y above 0."""
+    """Return the slope of log y against log x; None if fewer than two points have a y above 0."""
     points = [(x, y) for x, y in points if y > 0]
     if len(points) < 2:
         return None
@@ -304,7 +306,7 @@ def exponent(points: list[tuple[float, float]]) -> float | None:
 
 
 def growth(rows: list[Row]) -> str:
-    """How the median step and amortised upkeep of each design grow with the number of classes."""
+    """Return a table of how each design's median step and upkeep per step grow with the number of classes."""
     lines = [f"{'as C to the power':28}{'step':>8}{'upkeep':>8}"]
     for name in dict.fromkeys(str(row["design"]) for row in rows):
         own = [row for row in rows if row["design"] == name and not row["note"]]
@@ -317,12 +319,13 @@ def growth(rows: list[Row]) -> str:
 
 
 def main() -> None:
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--classes", nargs="+", default=SIZES, type=lambda size: int(float(size)), metavar="C")
     parser.add_argument("--designs", nargs="+", default=list(DESIGNS), choices=DESIGNS, metavar="NAME")
-    parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--memory", type=float, metavar="GIB", help="for all at once; by default 3/4 of what is free")
-    parser.add_argument("--out", type=Path, default=None, help="CSV file (default: the kept one, for a whole run)")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="turns of each design")
+    parser.add_argument("--memory", type=float, metavar="GIB", help="of all processes (default: 3/4 of what is free)")
+    parser.add_argument("--out", type=Path, help="CSV file (default: results/design_cost.csv, for a whole run)")
     arguments = parser.parse_args()
     budget = arguments.memory or 0.75 * free_gib()
     whole = (arguments.classes, arguments.designs, arguments.rounds) == (SIZES, list(DESIGNS), ROUNDS)
@@ -337,7 +340,7 @@ def main() -> None:
         )
         print(
             f"{'':28}{'p20':>10}{'ms':>10}{'p80':>10}{'× products':>12}{'set-up s':>10}{'upkeep s':>10}{'every':>8}"
-            f"{'ms a step':>11}{'GiB':>8}"
+            f"{'ms/step':>11}{'GiB':>8}"
         )
         for row in part:
             print(
@@ -348,7 +351,7 @@ def main() -> None:
             )
         rows += part
         if path is not None:
-            # After each size: who stops this keeps what is done.
+            # Write after each size, so that an interruption loses only the current one.
             write_csv(path, rows)
     print(f"\n{growth(rows)}")
     if path is not None:

@@ -1,11 +1,11 @@
-"""How long a sampler's draw takes and what its set-up costs, for 10⁴ to 10⁸ classes.
+"""Time of a sampler's draw and of its set-up, for 10⁴ to 10⁸ classes.
 
     python benchmarks/draws.py                     # the whole table, into benchmarks/results/draws.csv
     python benchmarks/draws.py --sizes 1e4 1e5     # a part of it, printed only
 
-A draw is a whole call `sampler(target)` for 256 targets and k = 1000. Beside it, in turn with it, run the three
-matrix products of the step it serves (256 × 1000 × 128): the draw should be small against them. Each sampler is set
-up in a process of its own, so that its peak memory can be told, once with huge pages and once without.
+A draw is a whole call `sampler(target)` for 256 targets and k = 1000. It takes turns with the three matrix products of
+a training step (256 × 1000 × 128): the draw should be small against them. Each sampler is set up in a separate process,
+so that its peak memory is known, once with huge pages and once without.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from benchmarks.counts import zipf_counts  # noqa: E402
 from benchmarks.machine import alternate, peak_gib, provenance, quantiles, write_csv  # noqa: E402
 
 RESULTS = ROOT / "results" / "draws.csv"
-BATCH, K, DIM = 256, 1000, 128
+BATCH_SIZE, K, DIM = 256, 1000, 128
 
 SAMPLERS = {
     "importance": lambda counts: Importance(counts, K),
@@ -40,16 +40,16 @@ SAMPLERS = {
 
 
 def measure(name: str, num_classes: int, repeats: int) -> dict[str, object]:
-    """One row of the table, in this process."""
+    """Measure one row of the table in this process."""
     generator = torch.Generator().manual_seed(0)
     counts, law = zipf_counts(num_classes)
     before = peak_gib()
     start = time.perf_counter()
     sampler: Sampler = SAMPLERS[name](counts)
     setup = time.perf_counter() - start
-    # Targets as training has them: drawn by frequency.
-    target = Importance(counts, BATCH)(torch.zeros(1, dtype=torch.int64), generator=generator).ids()[0]
-    hidden, rows, gamma = torch.randn(BATCH, DIM), torch.randn(K, DIM), torch.randn(BATCH, K)
+    # Draw targets by frequency, as in training.
+    target = Importance(counts, BATCH_SIZE)(torch.zeros(1, dtype=torch.int64), generator=generator).ids()[0]
+    hidden, rows, gamma = torch.randn(BATCH_SIZE, DIM), torch.randn(K, DIM), torch.randn(BATCH_SIZE, K)
 
     def products() -> None:
         hidden @ rows.T
@@ -68,7 +68,7 @@ def measure(name: str, num_classes: int, repeats: int) -> dict[str, object]:
         "draw_us_p80": round(high * 1e6, 1),
         "products_us": round(floor * 1e6, 1),
         "ratio": round(median / floor, 3),
-        "products_gflops": round(3 * 2 * BATCH * K * DIM / floor / 1e9, 1),
+        "products_gflops": round(3 * 2 * BATCH_SIZE * K * DIM / floor / 1e9, 1),
         "setup_s": round(setup, 2),
         "setup_peak_gib": round(peak_gib(), 2),
         "counts_gib": round(before, 2),
@@ -77,8 +77,8 @@ def measure(name: str, num_classes: int, repeats: int) -> dict[str, object]:
     }
 
 
-def measure_apart(name: str, num_classes: int, repeats: int, huge: bool) -> dict[str, object]:
-    """One row of the table, in a fresh process."""
+def measure_in_process(name: str, num_classes: int, repeats: int, huge: bool) -> dict[str, object]:
+    """Measure one row of the table in a new process."""
     environment = {**os.environ, "THP_MEM_ALLOC_ENABLE": str(int(huge))}
     command = [sys.executable, __file__, "--row", name, "--sizes", str(num_classes), "--repeats", str(repeats)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
@@ -89,6 +89,7 @@ def measure_apart(name: str, num_classes: int, repeats: int, huge: bool) -> dict
 
 
 def main() -> None:
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", nargs="+", default=["1e4", "1e5", "1e6", "1e7", "1e8"], help="numbers of classes")
     parser.add_argument("--repeats", type=int, default=1000)
@@ -106,7 +107,7 @@ def main() -> None:
     for num_classes in sizes:
         for name in SAMPLERS:
             for huge in (False, True):
-                row = measure_apart(name, num_classes, arguments.repeats, huge)
+                row = measure_in_process(name, num_classes, arguments.repeats, huge)
                 rows.append(row)
                 print(
                     f"{name:32}{num_classes:>10.0e}{int(huge):>6}{row['draw_us']:>10}{row['products_us']:>13}"

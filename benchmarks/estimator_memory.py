@@ -1,10 +1,10 @@
-"""What the estimator takes to fit sparse rows of many features over many classes: memory beyond the data, and time.
+"""Memory beyond the data and time that the estimator takes to fit sparse rows with many features and many classes.
 
     python benchmarks/estimator_memory.py                    # 50,000 rows × 100,000 features, 10,000 classes
     python benchmarks/estimator_memory.py --rows 1e4 --epochs 3
 
-Rows hold 60 words each, by Zipf's law but for a quarter of them, which are among a few that their class has. The data
-are made before anything is measured. The peak is that of this process (VmHWM), less what it held before (VmRSS).
+Each row holds 60 words: a quarter are typical words of its class, the others follow Zipf's law. The data are made
+before anything is measured. Memory is the peak of this process (VmHWM) minus its memory before the fit (VmRSS).
 """
 
 import argparse
@@ -23,40 +23,41 @@ sys.path.insert(0, str(ROOT.parent))
 from benchmarks.machine import peak_gib, provenance, write_csv  # noqa: E402
 
 RESULTS = ROOT / "results" / "estimator_memory.csv"
-OWN, SHARE = 20, 0.25  # words that a class has, and what part of a row they are
+WORDS_PER_CLASS, CLASS_WORD_FRACTION = 20, 0.25  # typical words of a class, and their fraction of a row
 
 
 def documents(rows: int, features: int, classes: int, length: int, seed: int) -> tuple[csr_array, np.ndarray]:
-    """Rows of unit length, float32, and their classes, Zipfian too; each occurs, where there are as many rows."""
+    """Return float32 rows of unit length and their Zipfian classes; with enough rows every class occurs."""
     rng = np.random.default_rng(seed)
     law = 1 / np.arange(1.0, classes + 1)
     y = rng.choice(classes, rows, p=law / law.sum())
     y[:classes] = np.arange(classes)[:rows]
-    # The words of a class follow from its number, so that rows of another seed have the same.
-    own = np.random.default_rng(0).integers(features, size=(classes, OWN))
+    # The typical words of a class do not depend on the seed, so training and test rows share them.
+    typical = np.random.default_rng(0).integers(features, size=(classes, WORDS_PER_CLASS))
     words = (features ** rng.random((rows, length))).astype(np.int64) - 1
-    columns = np.where(rng.random((rows, length)) < SHARE, own[y[:, None], rng.integers(OWN, size=words.shape)], words)
+    is_typical = rng.random((rows, length)) < CLASS_WORD_FRACTION
+    columns = np.where(is_typical, typical[y[:, None], rng.integers(WORDS_PER_CLASS, size=words.shape)], words)
     values = np.full(rows * length, length**-0.5, dtype=np.float32)
     matrix = csr_array((values, columns.ravel(), np.arange(0, rows * length + 1, length)), shape=(rows, features))
     matrix.sum_duplicates()
     return matrix, y
 
 
-def held_gib() -> float:
-    """The memory that this process holds now."""
+def resident_gib() -> float:
+    """Return the resident memory of this process."""
     with open("/proc/self/status") as file:
         return next(int(line.split()[1]) for line in file if line.startswith("VmRSS")) / 2**20
 
 
 def measure(rows: int, features: int, classes: int, length: int, epochs: int) -> dict[str, object]:
-    """A row of results."""
+    """Fit, predict and return a row of results."""
     X, y = documents(rows, features, classes, length, seed=1)  # noqa: N806
     test_X, test_y = documents(max(1, rows // 10), features, classes, length, seed=2)  # noqa: N806
     known = np.isin(test_y, y)
     test_X, test_y = test_X[known], test_y[known]  # noqa: N806
-    # Kernels are compiled and threads started before.
+    # A small fit first compiles the kernels and starts the threads.
     ManyClassClassifier(max_epochs=1, k=8, rank=4).fit(X[:200], np.arange(200) % 20)
-    before = held_gib()
+    before = resident_gib()
     start = time.perf_counter()
     model = ManyClassClassifier(max_epochs=epochs, random_state=0).fit(X, y)
     fitted = time.perf_counter() - start
@@ -88,6 +89,7 @@ def measure(rows: int, features: int, classes: int, length: int, epochs: int) ->
 
 
 def main() -> None:
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, default in (("rows", 50_000), ("features", 100_000), ("classes", 10_000), ("length", 60), ("epochs", 1)):
         parser.add_argument(f"--{name}", type=lambda text: int(float(text)), default=default)

@@ -1,17 +1,17 @@
-"""How well sampled training predicts the tails of knowledge-graph triples, beside exact training: ComplEx on FB15k-237.
+"""Sampled against exact training for knowledge-graph completion: ComplEx on FB15k-237.
 
     python benchmarks/link_prediction.py                                     # the whole, into benchmarks/results/
     python benchmarks/link_prediction.py --device cuda --jobs 6              # the same, six trainings at a time
     python benchmarks/link_prediction.py --triples 5000 --epochs 3 --rank 8  # a part of the triples, printed only
 
-The score of a tail is the inner product of its row with the complex product of head and relation; relations have
-reciprocals that ask for the head, and rows are shared by heads and tails. All methods have the same first parameters,
-batches, Adagrad and N3 regulariser (Lacroix et al. 2018). Learning rates are chosen alike, from one grid, by the
-filtered MRR of the validation triples after a short run. Other true tails of a head and relation, as far as training
-knows them, are no negatives of a sampled method; exact training runs with them as negatives, as is usual, and without.
+The score of a tail is the inner product of its row with the complex product of head and relation; reciprocal relations
+predict the head, and heads and tails share rows. All methods have the same initial parameters, batches, Adagrad and N3
+regulariser (Lacroix et al. 2018). All choose the learning rate from the same grid, by the filtered MRR of the
+validation triples after a short run. Sampled methods exclude the other true tails of a head and relation in the
+training triples from the negatives; exact training runs with them as negatives, as is usual, and without.
 
-Ranks are filtered: other true tails of any split do not count, ties count as their mean. Seconds are those of training
-alone; where several trainings share a device they tell little. Stopped, it goes on with --resume.
+Ranks are filtered: other true tails of any split do not count, and ties get their mean rank. Seconds exclude
+evaluation; if several trainings share a device they say little. An interrupted run continues with --resume.
 """
 
 import argparse
@@ -52,23 +52,23 @@ SAMPLERS: dict[str, Callable[[ClassCounts, int], Sampler]] = {
     "learned": Learned,
     "clustered": Clustered,
 }
-RATES = (0.05, 0.1, 0.2)
-CHUNK = 1000  # triples ranked at once
+LEARNING_RATES = (0.05, 0.1, 0.2)
+RANKED_AT_ONCE = 1000  # triples
 
 Row = dict[str, object]
 
 
 @dataclass(frozen=True)
-class Setting:
-    """One training, by what it follows from: a row of the table of results.
+class RunSettings:
+    """Settings of one training, the key of a row of results.
 
     Args:
-        part: "sweep", a short run to choose the rate by, or "run".
-        method: "exact" or a sampler.
+        part: "sweep", a short run to choose the learning rate, or "run".
+        method: "exact" or a key of SAMPLERS.
         k: classes sampled; 0 for exact training.
-        others: what other true tails are: "negatives" or "excluded".
-        rate, seed, epochs, rank, batch, reg: of the training.
-        triples: how many to train on; 0: all.
+        others: use of other true tails, "negatives" or "excluded".
+        rate, seed, epochs, rank, batch, reg: values of the command-line options.
+        triples: number of training triples; 0 means all.
     """
 
     part: str
@@ -85,13 +85,14 @@ class Setting:
 
     @property
     def name(self) -> str:
+        """Label of the row in the table."""
         size = f", k = {self.k}" if self.k else ""
         return f"{self.method}{size}, others {self.others}"
 
 
 @dataclass(frozen=True)
 class Graph:
-    """Triples of both directions [N, 3] on a device, and the tails they know."""
+    """Triples [N, 3] in both directions on a device, and their known tails."""
 
     train: Tensor
     valid: Tensor
@@ -104,6 +105,7 @@ class Graph:
 
 @functools.cache
 def read(folder: Path, device: str, triples: int) -> Graph:
+    """Read the triples, or the first `triples` of them."""
     data = read_triples(folder)
     if triples:
         few = max(1, triples // 10)
@@ -117,14 +119,14 @@ def read(folder: Path, device: str, triples: int) -> Graph:
     )
 
 
-class Model(nn.Module):
-    """A ComplEx, and the head that scores its tails.
+class LinkModel(nn.Module):
+    """ComplEx encoder and the head that scores tails.
 
     Args:
-        graph: how many entities and relations there are.
+        graph: source of the numbers of entities and relations.
         rank: complex numbers in a row.
-        sampler: whose candidates a step scores; None: it scores all entities.
-        sparse: whether gradients hold touched rows alone.
+        sampler: sampler of the head; None means a step scores all entities.
+        sparse: True for sparse gradients of the entities.
     """
 
     def __init__(self, graph: Graph, rank: int, sampler: Sampler | None, *, sparse: bool = False) -> None:
@@ -135,95 +137,98 @@ class Model(nn.Module):
         self.head = None if sampler is None else ClassHead.tied(self.entities, sampler=sampler, bias=False)
 
     def loss(self, triples: Tensor, exclude: Tensor | None, reg: float) -> Tensor:
-        """The loss of triples [B, 3] with the tails `exclude` [B, E] taken out, and the regulariser's reg · Σ |·|³."""
+        """Return the loss of triples [B, 3] without the tails `exclude` [B, E], plus the regulariser reg · Σ |·|³."""
         query, target = self.query(triples), triples[:, 2].contiguous()
         if self.head is None:
-            loss = F.cross_entropy(without(query @ self.entities.weight.T, target, exclude), target)
+            loss = F.cross_entropy(mask_excluded(query @ self.entities.weight.T, target, exclude), target)
         else:
             loss = self.head(query, target, exclude=exclude)
         return loss + reg * self.encoder.cubes(triples[:, :2], target)
 
     def query(self, triples: Tensor) -> Tensor:
+        """Encode heads and relations of triples [B, 3]."""
         found: Tensor = self.encoder(triples[:, :2])
         return found
 
 
-def without(scores: Tensor, target: Tensor, exclude: Tensor | None) -> Tensor:
-    """Scores [B, C] with -inf at the classes of exclude [B, E], -1 pads."""
+def mask_excluded(scores: Tensor, target: Tensor, exclude: Tensor | None) -> Tensor:
+    """Return scores [B, C] with -inf at the classes of exclude [B, E], where -1 pads."""
     if exclude is None:
         return scores
     own = target.unsqueeze(1)
-    # Pads mark the target, which is then cleared.
+    # Map pads to the target, whose mark is cleared afterwards.
     hit = torch.zeros_like(scores, dtype=torch.bool).scatter_(1, torch.where(exclude < 0, own, exclude), True)
     return scores.masked_fill(hit.scatter_(1, own, False), -torch.inf)
 
 
-def batches(graph: Graph, setting: Setting, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor | None]]:
-    """Triples [B, 3] of one epoch and what each of them excludes."""
+def batches(graph: Graph, setting: RunSettings, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor | None]]:
+    """Yield batches of triples [B, 3] of one epoch with their excluded tails."""
     order = torch.randperm(len(graph.train), generator=generator, device=graph.train.device)
     shuffled = graph.train[order]
     parts = shuffled.split(setting.batch)
     if setting.others == "negatives":
         yield from ((part, None) for part in parts)
         return
-    # How wide each batch's exclusions are, all at once: a device is waited for once in an epoch.
+    # Compute the widths of all batches' exclusions together, which synchronises with the device once per epoch.
     number = F.pad(graph.known_to_training.number(shuffled), (0, -len(shuffled) % setting.batch))
     widths = number.reshape(-1, setting.batch).amax(1).tolist()
     for part, width in zip(parts, widths, strict=True):
         yield part, graph.known_to_training.others(part, width=width)
 
 
-def train(graph: Graph, setting: Setting) -> tuple[Model, float]:
-    """A trained model, and the seconds that took."""
+def train(graph: Graph, setting: RunSettings) -> tuple[LinkModel, float]:
+    """Return a trained model and the seconds of training."""
     device = graph.train.device
     torch.manual_seed(setting.seed)
     sampler, sparse = None, False
     if setting.method != EXACT:
         counts = ClassCounts.from_targets(graph.train[:, 2].cpu(), graph.num_entities)
         sampler = SAMPLERS[setting.method](counts, setting.k)
-        # At this size a GPU goes through the whole table in the time of a few launches.
+        # At this size a GPU updates the whole table in the time of a few kernel launches.
         sparse = device.type == "cpu"
-    model = Model(graph, setting.rank, sampler, sparse=sparse).to(device)
+    model = LinkModel(graph, setting.rank, sampler, sparse=sparse).to(device)
     optimizer = RowAdagrad(model.parameters(), setting.rate)
     generator = torch.Generator(device).manual_seed(setting.seed)
-    wait(device)
+    synchronize(device)
     start = time.perf_counter()
     for _ in range(setting.epochs):
         for triples, exclude in batches(graph, setting, generator):
             optimizer.zero_grad()
             model.loss(triples, exclude, setting.reg).backward()
             optimizer.step()
-    wait(device)
+    synchronize(device)
     return model, time.perf_counter() - start
 
 
-def wait(device: torch.device) -> None:
+def synchronize(device: torch.device) -> None:
+    """Wait for the GPU, if the device is one."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 @torch.no_grad()
-def ranks(model: Model, triples: Tensor, known: KnownTails) -> Tensor:
-    """The filtered rank [N] of each triple's tail, from 1; that of ties is their mean."""
+def ranks(model: LinkModel, triples: Tensor, known: KnownTails) -> Tensor:
+    """Return the filtered rank [N] of each triple's tail, from 1; ties get their mean rank."""
     found = []
-    for part in triples.split(CHUNK):
+    for part in triples.split(RANKED_AT_ONCE):
         own = part[:, 2].contiguous()
-        scores = without(model.query(part) @ model.entities.weight.T, own, known.others(part))
+        scores = mask_excluded(model.query(part) @ model.entities.weight.T, own, known.others(part))
         target = scores.gather(1, own.unsqueeze(1))
-        # By those below, of which there are none where scores are NaN: a training that failed must not look good.
+        # Count the scores below: with NaN there are none, so a failed training gets the worst rank.
         below, equal = (scores < target).sum(1), (scores == target).sum(1)
         found.append(scores.shape[1] - below - (equal - 1) / 2)
     return torch.cat(found).double()
 
 
 def metrics(split: str, rank: Tensor) -> Row:
+    """Return MRR and hits at 1, 3 and 10."""
     hits = {f"{split}_hits{n}": round(float((rank <= n).double().mean()), 5) for n in (1, 3, 10)}
     return {f"{split}_mrr": round(float((1 / rank).mean()), 5), **hits}
 
 
 @torch.no_grad()
-def rows_per_step(model: Model, triples: Tensor) -> int:
-    """How many entities one step scores: targets, and the classes that one draw found."""
+def rows_per_step(model: LinkModel, triples: Tensor) -> int:
+    """Return the number of distinct entities that one step scores: targets and drawn classes."""
     if model.head is None:
         return model.entities.num_embeddings
     candidates = model.head.sampler(triples[:, 2].contiguous(), hidden=model.query(triples))
@@ -231,8 +236,8 @@ def rows_per_step(model: Model, triples: Tensor) -> int:
     return len(torch.cat([triples[:, 2], *drawn]).unique())
 
 
-def run(folder: Path, device: str, jobs: int, threads: int, setting: Setting) -> Row:
-    """Train, rank, and say all about it, as one of so many jobs at a time."""
+def run(folder: Path, device: str, jobs: int, threads: int, setting: RunSettings) -> Row:
+    """Train, rank and return a row of results."""
     torch.set_num_threads(threads)
     graph = read(folder, device, setting.triples)
     model, seconds = train(graph, setting)
@@ -249,11 +254,11 @@ def run(folder: Path, device: str, jobs: int, threads: int, setting: Setting) ->
 
 
 class Results:
-    """Rows by their settings, kept in a file after each run: who stops this keeps what is done.
+    """Rows of results, written to a file after each run.
 
     Args:
-        path: a CSV file; None: rows are kept in memory alone.
-        resume: whether to go on from what the file holds.
+        path: a CSV file; None keeps rows in memory only.
+        resume: True to start with the rows of the file.
     """
 
     def __init__(self, path: Path | None, *, resume: bool) -> None:
@@ -263,7 +268,8 @@ class Results:
             with path.open() as file:
                 self.rows = list(csv.DictReader(file))
 
-    def of(self, setting: Setting) -> Row | None:
+    def find(self, setting: RunSettings) -> Row | None:
+        """Return the row of these settings, or None."""
         wanted = {name: str(value) for name, value in asdict(setting).items()}
         for row in self.rows:
             if all(str(row[name]) == value for name, value in wanted.items()):
@@ -271,16 +277,17 @@ class Results:
         return None
 
     def add(self, row: Row) -> None:
+        """Add a row and write the file."""
         self.rows.append(row)
         if self.path is not None:
             write_csv(self.path, self.rows)
 
 
 def run_all(
-    settings: list[Setting], results: Results, pool: ProcessPoolExecutor | None, job: Callable[[Setting], Row]
+    settings: list[RunSettings], results: Results, pool: ProcessPoolExecutor | None, job: Callable[[RunSettings], Row]
 ) -> None:
-    """Run what is not among the results yet, in the pool's processes or, without one, here."""
-    left = [setting for setting in settings if results.of(setting) is None]
+    """Run the settings without results, in the pool's processes, or in this one without a pool."""
+    left = [setting for setting in settings if results.find(setting) is None]
     if pool is None:
         done: Iterator[Row] = map(job, left)
     else:
@@ -295,19 +302,20 @@ def run_all(
         )
 
 
-def best_rate(results: Results, setting: Setting, rates: list[float]) -> float:
-    found = {rate: results.of(replace(setting, rate=rate)) for rate in rates}
+def best_rate(results: Results, setting: RunSettings, rates: list[float]) -> float:
+    """Return the learning rate with the highest validation MRR."""
+    found = {rate: results.find(replace(setting, rate=rate)) for rate in rates}
     return max(rates, key=lambda rate: float(str(found[rate]["valid_mrr"])))
 
 
-def table(results: Results, runs: dict[str, list[Setting]]) -> str:
-    """Means over seeds, and the standard deviation of the MRR."""
+def table(results: Results, runs: dict[str, list[RunSettings]]) -> str:
+    """Return a table of means over seeds and the standard deviation of the MRR."""
     lines = [
         f"{'test, mean over seeds':40}{'rate':>6}{'rows':>8}{'MRR':>8}{'±':>8}{'hits@1':>8}{'@3':>8}{'@10':>8}"
         f"{'valid MRR':>11}{'seconds':>9}"
     ]
     for name, settings in runs.items():
-        rows = [results.of(setting) for setting in settings]
+        rows = [results.find(setting) for setting in settings]
 
         def mean(column: str, rows: list[Row | None] = rows) -> float:
             return statistics.mean(float(str(row[column])) for row in rows if row is not None)
@@ -322,7 +330,7 @@ def table(results: Results, runs: dict[str, list[Setting]]) -> str:
 
 
 def contenders(methods: list[str], ks: list[int], others: list[str]) -> Iterator[tuple[str, int, str]]:
-    """Method, k and what other true tails are, each once."""
+    """Yield method, k and use of other true tails of each contender."""
     for method in methods:
         if method == EXACT:
             yield from ((EXACT, 0, each) for each in ("negatives", "excluded"))
@@ -331,10 +339,13 @@ def contenders(methods: list[str], ks: list[int], others: list[str]) -> Iterator
 
 
 def main() -> None:
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, default=DATA / "fb15k-237", help="folder of train, valid and test")
+    parser.add_argument(
+        "--data", type=Path, default=DATA / "fb15k-237", help="folder of the triples: train, valid and test"
+    )
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
-    parser.add_argument("--jobs", type=int, default=1, help="trainings at a time, each in a process of its own")
+    parser.add_argument("--jobs", type=int, default=1, help="trainings in parallel, each in a separate process")
     methods = [EXACT, *SAMPLERS]
     parser.add_argument("--methods", nargs="+", default=methods, choices=methods, metavar="NAME", help=f"of {methods}")
     parser.add_argument("--k", type=int, nargs="+", default=[145, 1024], help="classes to sample")
@@ -343,33 +354,37 @@ def main() -> None:
         nargs="+",
         default=["excluded"],
         choices=("negatives", "excluded"),
-        help="what other true tails are in sampled training",
+        help="use of other true tails in sampled training",
     )
-    parser.add_argument("--rates", type=float, nargs="+", default=list(RATES), help="the grid of learning rates")
-    parser.add_argument("--seeds", type=int, default=3, help="how many")
+    parser.add_argument(
+        "--rates", type=float, nargs="+", default=list(LEARNING_RATES), help="learning rates to choose from"
+    )
+    parser.add_argument("--seeds", type=int, default=3, help="number of seeds")
     parser.add_argument("--epochs", type=int, default=30)
-    parser.add_argument("--sweep-epochs", type=int, default=5, help="epochs of the runs that choose the rate")
+    parser.add_argument("--sweep-epochs", type=int, default=5, help="epochs of the runs that choose the learning rate")
     parser.add_argument("--rank", type=int, default=100, help="complex numbers in a row")
     parser.add_argument("--batch", type=int, default=1000)
     parser.add_argument("--reg", type=float, default=0.05, help="weight of the N3 regulariser")
-    parser.add_argument("--triples", type=int, default=0, help="how many to train on, a tenth to rank (default: all)")
-    parser.add_argument("--out", type=Path, default=None, help="CSV file (default: the kept one, for all triples)")
-    parser.add_argument("--resume", action="store_true", help="leave out runs that the CSV file holds")
+    parser.add_argument(
+        "--triples", type=int, default=0, help="training triples; a tenth as many to rank (default: all)"
+    )
+    parser.add_argument("--out", type=Path, help="CSV file (default: results/link_prediction.csv, for all triples)")
+    parser.add_argument("--resume", action="store_true", help="skip runs that are in the CSV file")
     arguments = parser.parse_args()
     if not list(arguments.data.glob("train.*")):
-        parser.exit(2, f"link_prediction: {arguments.data} holds no train.txt; MANYCLASS_DATA or --data says where\n")
+        parser.exit(2, f"link_prediction: {arguments.data} holds no train.txt; set MANYCLASS_DATA or --data\n")
 
     path = arguments.out or (None if arguments.triples else RESULTS)
     results = Results(path, resume=arguments.resume)
     common = {name: getattr(arguments, name) for name in ("rank", "batch", "reg", "triples")}
     sweeps = [
-        Setting("sweep", *contender, arguments.rates[0], 0, arguments.sweep_epochs, **common)
+        RunSettings("sweep", *contender, arguments.rates[0], 0, arguments.sweep_epochs, **common)
         for contender in contenders(arguments.methods, arguments.k, arguments.others)
     ]
-    # Processes share the cores; those that wait for a GPU want one each.
+    # Processes share the cores; a training on a GPU needs only one.
     threads = 1 if arguments.device.startswith("cuda") else max(1, torch.get_num_threads() // arguments.jobs)
     job = functools.partial(run, arguments.data, arguments.device, arguments.jobs, threads)
-    # A process that is forked cannot use the GPU.
+    # A forked process cannot use the GPU.
     spawn = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(arguments.jobs, mp_context=spawn) if arguments.jobs > 1 else None
     try:

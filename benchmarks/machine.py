@@ -1,4 +1,4 @@
-"""What a benchmark says of the machine it ran on, and how it times."""
+"""Description of the machine, timing and CSV output, shared by all benchmarks."""
 
 import csv
 import os
@@ -11,8 +11,8 @@ from pathlib import Path
 
 
 def provenance() -> dict[str, str]:
-    """Columns that go with every row of results."""
-    # Not above: contenders that do without torch are timed and weighed without it.
+    """Return the machine's columns, which every row of results has."""
+    # Imported here, so that contenders without torch are timed, and their memory measured, without it.
     import torch
 
     return {
@@ -26,6 +26,7 @@ def provenance() -> dict[str, str]:
 
 
 def processor() -> str:
+    """Return the processor's model name."""
     try:
         with open("/proc/cpuinfo") as file:
             for line in file:
@@ -37,14 +38,14 @@ def processor() -> str:
 
 
 def huge_pages() -> bool:
-    """Whether torch asks for huge pages, which decide how random access to a large table scales."""
+    """Return True if torch uses huge pages, which make random access to a large table scale better."""
     return os.environ.get("THP_MEM_ALLOC_ENABLE") == "1"
 
 
 def peak_gib() -> float:
-    """The most memory this process has held so far."""
+    """Return the peak memory of this process."""
     try:
-        # Not what getrusage says: a new process inherits that from the one that started it.
+        # A new process inherits the peak that getrusage reports from its parent, so read /proc instead.
         with open("/proc/self/status") as file:
             return next(int(line.split()[1]) for line in file if line.startswith("VmHWM")) / 2**20
     except OSError:
@@ -52,13 +53,13 @@ def peak_gib() -> float:
 
 
 def free_gib() -> float:
-    """Memory that processes could still take."""
+    """Return the memory available to new processes."""
     with open("/proc/meminfo") as file:
         return next(int(line.split()[1]) for line in file if line.startswith("MemAvailable")) / 2**20
 
 
 def copy_gb_per_s(repeats: int = 20) -> float:
-    """Bytes read and written a second by a copy that no cache holds."""
+    """Measure GB/s read and written by a copy that fits into no cache."""
     import torch
 
     source, target = torch.ones(2**25), torch.ones(2**25)
@@ -67,7 +68,7 @@ def copy_gb_per_s(repeats: int = 20) -> float:
 
 
 def alternate(contenders: dict[str, Callable[[], object]], repeats: int) -> dict[str, list[float]]:
-    """Seconds of each contender, all of them in turn in each repeat: a machine's moods then hit all alike."""
+    """Time all contenders in turn in each repeat, so that changes of the machine's speed affect all alike."""
     for run in contenders.values():
         run()
     times: dict[str, list[float]] = {name: [] for name in contenders}
@@ -80,12 +81,13 @@ def alternate(contenders: dict[str, Callable[[], object]], repeats: int) -> dict
 
 
 def quantiles(times: list[float]) -> tuple[float, float, float]:
-    """p20, median, p80."""
+    """Return the 20 % quantile, the median and the 80 % quantile."""
     cuts = statistics.quantiles(times, n=10, method="inclusive")
     return cuts[1], statistics.median(times), cuts[7]
 
 
 def write_csv(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
+    """Write rows under the columns of the first one."""
     with path.open("w", newline="") as file:
         writer = csv.DictWriter(file, list(rows[0]))
         writer.writeheader()

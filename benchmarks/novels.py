@@ -1,4 +1,4 @@
-"""Cut a file of novels into a text to train on and one to hold out: every twentieth novel.
+"""Split a file of novels into a training text and a held-out text, which gets every twentieth novel.
 
     python benchmarks/novels.py FOLDER
     manyclass study --data FOLDER --split words --min-count 2 --full --out novels-report
@@ -16,11 +16,11 @@ sys.path.insert(0, str(ROOT.parent))
 
 from benchmarks.counts import DATA  # noqa: E402
 
-ONE_IN = 20
+HELD_OUT_EVERY = 20
 
 
-def cut(source: Path, folder: Path) -> tuple[int, int]:
-    """Write both texts; how many novels each has."""
+def split_novels(source: Path, folder: Path) -> tuple[int, int]:
+    """Write both texts, and return the number of novels in each."""
     folder.mkdir(parents=True, exist_ok=True)
     novels = [0, 0]
     number = -1
@@ -32,20 +32,21 @@ def cut(source: Path, folder: Path) -> tuple[int, int]:
         for line in text:
             if line.startswith("# "):
                 number += 1
-                novels[number % ONE_IN == ONE_IN - 1] += 1
+                novels[number % HELD_OUT_EVERY == HELD_OUT_EVERY - 1] += 1
             else:
-                (test if number % ONE_IN == ONE_IN - 1 else train).write(line)
+                (test if number % HELD_OUT_EVERY == HELD_OUT_EVERY - 1 else train).write(line)
     return novels[0], novels[1]
 
 
 def main() -> None:
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path, help="where to write")
-    parser.add_argument("--data", type=Path, default=DATA / "eltec-hun" / "hun.txt.xz", help="the novels")
+    parser.add_argument("folder", type=Path, help="folder to write to")
+    parser.add_argument("--data", type=Path, default=DATA / "eltec-hun" / "hun.txt.xz", help="file of novels")
     arguments = parser.parse_args()
     if not arguments.data.exists():
-        parser.exit(2, f"novels: {arguments.data} does not exist; MANYCLASS_DATA or --data says where it is\n")
-    train, test = cut(arguments.data, arguments.folder)
+        parser.exit(2, f"novels: {arguments.data} does not exist; set MANYCLASS_DATA or --data\n")
+    train, test = split_novels(arguments.data, arguments.folder)
     print(f"{train} novels to train on, {test} held out, in {arguments.folder}")
 
 

@@ -1,4 +1,4 @@
-"""Plots and tables of what the benchmarks wrote.
+"""Plots and tables of the benchmarks' results.
 
 python benchmarks/plots.py            # results/*.csv into results/*.svg and *.png
 python benchmarks/plots.py --table    # the steps as a table for the README
@@ -17,22 +17,21 @@ if TYPE_CHECKING:
 
 RESULTS = Path(__file__).resolve().parent / "results"
 OURS = "manyclass"
-# How near to exact training's perplexity counts as there.
-CLOSE = 1.005
+TARGET_PERPLEXITY_RATIO = 1.005  # to exact training's perplexity: below it, a sampled training has reached it
 Rows = list[dict[str, str]]
 
-# Colours of Okabe and Ito, which the colour-blind can tell apart; ours strong, the floor black.
-STEPS = {
+# Colours of Okabe and Ito, distinguishable by colour-blind readers; ours is the strongest, the floor black.
+STEP_STYLES = {
     "products": ("matrix products alone", "#000000", "--"),
     OURS: (OURS, "#D55E00", "-"),
-    "torch sparse embedding": ("torch, sparse by hand", "#0072B2", "-"),
+    "torch sparse embedding": ("torch, hand-written sparse", "#0072B2", "-"),
     "TensorFlow": ("TensorFlow sampled softmax", "#009E73", "-"),
     "TensorFlow, Keras Adagrad": ("TensorFlow, Keras Adagrad", "#009E73", ":"),
     "torch adaptive softmax": ("torch adaptive softmax", "#CC79A7", "-"),
     "torch linear_cross_entropy": ("torch linear_cross_entropy", "#0072B2", ":"),
     "torch exact": ("torch exact softmax", "#56B4E9", "-"),
 }
-DRAWS = {
+DRAW_STYLES = {
     "importance": ("Importance", "#0072B2", "-"),
     "importance, uniform": ("Importance, uniform", "#56B4E9", "-"),
     "bernoulli": ("Bernoulli", "#009E73", "-"),
@@ -40,7 +39,7 @@ DRAWS = {
     "minibatch explicit, systematic": ("explicit targets + Systematic", "#CC79A7", "-"),
     "half explicit, half systematic": ("half explicit, half Systematic", "#000000", "--"),
 }
-DESIGNS = {
+DESIGN_STYLES = {
     "importance": ("Importance", "#0072B2", "-"),
     "bernoulli": ("Bernoulli", "#009E73", "-"),
     "bernoulli, proportional": ("Bernoulli.proportional", "#009E73", ":"),
@@ -55,14 +54,14 @@ DESIGNS = {
 
 
 def read(path: Path, huge: int) -> Rows:
-    """The rows with or without huge pages that have numbers."""
+    """Read the rows that have numbers, with or without huge pages."""
     with path.open() as file:
         return [row for row in csv.DictReader(file) if row["huge_pages"] == str(huge) and not row.get("note")]
 
 
 @dataclass
-class End:
-    """Where a line ends, and what is written there."""
+class LineEnd:
+    """Position of a line's end, and its label."""
 
     x: float
     y: float
@@ -70,8 +69,8 @@ class End:
     colour: str
 
 
-def lines(axes: "Axes", rows: Rows, kind: str, column: str, styles: dict[str, tuple[str, str, str]]) -> None:
-    """One line for each contender against the number of classes, each with its name at its end."""
+def plot_lines(axes: "Axes", rows: Rows, kind: str, column: str, styles: dict[str, tuple[str, str, str]]) -> None:
+    """Plot one line per contender against the number of classes, with its label at its end."""
     from matplotlib.patheffects import withStroke
 
     ends = []
@@ -80,15 +79,15 @@ def lines(axes: "Axes", rows: Rows, kind: str, column: str, styles: dict[str, tu
         if points:
             thick = 2.6 if label == OURS else 1.6
             axes.plot(*zip(*points, strict=True), dash, color=colour, marker="o", ms=4, lw=thick)
-            ends.append(End(*points[-1], label, colour))
+            ends.append(LineEnd(*points[-1], label, colour))
     axes.set_xscale("log")
     axes.set_xlabel("classes")
     axes.margins(y=0.1)
     axes.figure.canvas.draw()
     last = max(end.x for end in ends)
-    # To the right of the last size there is room; a line that ends before rises, and has room above it to the left.
+    # Label a line that reaches the last size on the right; a line that ends earlier has space to its upper left.
     for whole in (True, False):
-        for end in apart([end for end in ends if (end.x == last) == whole], axes):
+        for end in spread_apart([end for end in ends if (end.x == last) == whole], axes):
             axes.annotate(
                 end.label,
                 (end.x, end.y),
@@ -103,8 +102,8 @@ def lines(axes: "Axes", rows: Rows, kind: str, column: str, styles: dict[str, tu
             )
 
 
-def apart(ends: list[End], axes: "Axes") -> list[End]:
-    """The ends with heights at which their names do not overlap."""
+def spread_apart(ends: list[LineEnd], axes: "Axes") -> list[LineEnd]:
+    """Move the ends vertically until their labels do not overlap."""
     ends = sorted(ends, key=lambda end: end.y)
     heights = [axes.transData.transform((end.x, end.y))[1] for end in ends]
     least = 13 * axes.figure.dpi / 72
@@ -118,22 +117,25 @@ def apart(ends: list[End], axes: "Axes") -> list[End]:
 
 
 def step_time(axes: "Axes", results: Path) -> None:
+    """Plot the time of a step."""
     rows = read(results / "step.csv", 0)
     axes.set_yscale("log")
-    axes.set_ylabel("milliseconds a training step")
+    axes.set_ylabel("milliseconds per training step")
     axes.set_title("Time of a whole step: batch 256, 128 dimensions, 1000 classes drawn", loc="left")
-    lines(axes, rows, "contender", "step_ms", STEPS)
+    plot_lines(axes, rows, "contender", "step_ms", STEP_STYLES)
 
 
 def step_memory(axes: "Axes", results: Path) -> None:
+    """Plot the peak memory of training."""
     rows = [row for row in read(results / "step.csv", 0) if row["contender"] != "products"]
     axes.set_yscale("log")
-    axes.set_ylabel("GiB at the peak of the process")
-    axes.set_title("Memory of training: table, Adagrad's state and what a step needs", loc="left")
-    lines(axes, rows, "contender", "peak_gib", STEPS)
+    axes.set_ylabel("peak memory of the process, GiB")
+    axes.set_title("Memory of training: class table, Adagrad's state and temporary tensors", loc="left")
+    plot_lines(axes, rows, "contender", "peak_gib", STEP_STYLES)
 
 
 def step_floor(axes: "Axes", results: Path) -> None:
+    """Plot step times as multiples of the matrix products."""
     everything = read(results / "step.csv", 0)
     sizes = {int(row["num_classes"]) for row in everything}
     size = 10**6 if 10**6 in sizes else max(sizes)
@@ -148,27 +150,29 @@ def step_floor(axes: "Axes", results: Path) -> None:
         color=["#D55E00" if mine else "#9AA5B1" for mine in ours],
         height=0.7,
     )
-    axes.bar_label(bars, [figures(row["to_products"]) for row in rows], padding=4)
+    axes.bar_label(bars, [format_figures(row["to_products"]) for row in rows], padding=4)
     axes.set_xscale("log")
     axes.set_xlim(1, max(ratios) * 2)
-    axes.set_xlabel("times the matrix products alone")
-    axes.set_title(f"A whole step over its floor, {power_of_ten(size)} classes", loc="left")
+    axes.set_xlabel("step time / time of its matrix products")
+    axes.set_title(f"A whole step relative to its matrix products, {power_of_ten(size)} classes", loc="left")
     axes.tick_params(axis="y", length=0)
     axes.grid(visible=False)
 
 
 def draw_time(axes: "Axes", results: Path) -> None:
+    """Plot the time of a draw relative to the matrix products."""
     axes.set_ylim(0, 0.3)
-    axes.set_ylabel("a draw over the step's matrix products")
+    axes.set_ylabel("draw time / time of the step's matrix products")
     axes.set_title("Time of a draw: 256 targets, k = 1000", loc="left")
-    lines(axes, read(results / "draws.csv", 0), "sampler", "ratio", DRAWS)
+    plot_lines(axes, read(results / "draws.csv", 0), "sampler", "ratio", DRAW_STYLES)
 
 
 def quality(axes: "Axes", results: Path) -> None:
+    """Plot perplexity against training time."""
     with (results / "quality.csv").open() as file:
         points = [(row["run"], float(row["seconds"]), float(row["perplexity"])) for row in csv.DictReader(file)]
     runs = {name: [(x, y) for run, x, y in points if run == name] for name in dict.fromkeys(p[0] for p in points)}
-    target = CLOSE * runs["exact"][-1][1]
+    target = TARGET_PERPLEXITY_RATIO * runs["exact"][-1][1]
     shades = iter(("#F2C6A5", "#DE9A6B", "#B0703F", "#7A4A25"))
     for name, curve in runs.items():
         exact, again = name == "exact", name.endswith("again")
@@ -179,7 +183,7 @@ def quality(axes: "Axes", results: Path) -> None:
     axes.legend(frameon=False, loc="upper right")
     axes.axhline(target, color="#666666", lw=1, ls="--")
     axes.annotate(
-        "0.5 % above exact training's end",
+        "0.5 % above exact training's final perplexity",
         (0.01, target),
         (0, 4),
         xycoords=("axes fraction", "data"),
@@ -196,10 +200,11 @@ def quality(axes: "Axes", results: Path) -> None:
 
 
 def design_cost(axes: "Axes", results: Path) -> None:
+    """Plot the time of a step by sampling design."""
     axes.set_yscale("log")
-    axes.set_ylabel("milliseconds a training step, without upkeep")
+    axes.set_ylabel("milliseconds per training step, without rebuilds")
     axes.set_title("Time of a step by sampling design: batch 1024, 64 dimensions, k = 256", loc="left")
-    lines(axes, read(results / "design_cost.csv", 1), "design", "step_ms", DESIGNS)
+    plot_lines(axes, read(results / "design_cost.csv", 1), "design", "step_ms", DESIGN_STYLES)
 
 
 PLOTS: dict[str, tuple[str, Callable[["Axes", Path], None]]] = {
@@ -213,7 +218,7 @@ PLOTS: dict[str, tuple[str, Callable[["Axes", Path], None]]] = {
 
 
 def plot(results: Path) -> list[Path]:
-    """Writes each plot whose numbers are there, as SVG and as PNG, and says which."""
+    """Write each plot that has a CSV file, as SVG and PNG, and return the paths."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -228,7 +233,7 @@ def plot(results: Path) -> list[Path]:
         "axes.grid.axis": "y",
         "axes.axisbelow": True,
         "grid.color": "#E3E6EA",
-        # The same numbers give the same file.
+        # A fixed salt makes the SVG files reproducible.
         "svg.hashsalt": "manyclass",
     }
     written = []
@@ -247,7 +252,7 @@ def plot(results: Path) -> list[Path]:
 
 
 def table(results: Path, huge: int) -> str:
-    """The steps as Markdown: milliseconds, what they are of the products, and memory."""
+    """Return a Markdown table of the steps: milliseconds, multiple of the products, and memory."""
     rows = {(row["contender"], int(row["num_classes"])): row for row in read(results / "step.csv", huge)}
     sizes = sorted({size for _, size in rows})
     heads = [f"{power_of_ten(size)}: ms | × products | GiB" for size in sizes]
@@ -256,28 +261,30 @@ def table(results: Path, huge: int) -> str:
         cells = [name]
         for size in sizes:
             row = rows.get((name, size))
-            cells += [figures(row[column]) if row else "–" for column in ("step_ms", "to_products", "peak_gib")]
+            cells += [format_figures(row[column]) if row else "–" for column in ("step_ms", "to_products", "peak_gib")]
         out.append(f"| {' | '.join(cells)} |")
     return "\n".join(out)
 
 
 def power_of_ten(size: int) -> str:
+    """Format a power of ten with a superscript exponent."""
     exponent = str(round(math.log10(size)))
     if size != 10 ** int(exponent):
         return str(size)
     return "10" + exponent.translate(str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹"))
 
 
-def figures(number: str) -> str:
-    """A number as a table has it: three figures at most, never fewer digits than its whole part."""
+def format_figures(number: str) -> str:
+    """Format a number with at most three figures, but all digits of its integer part."""
     value = float(number)
     return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
 def main() -> None:
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--table", action="store_true", help="print the table of steps instead")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="the folder with the CSV files")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the CSV files")
     arguments = parser.parse_args()
     if arguments.table:
         print(table(arguments.results, 0), table(arguments.results, 1), sep="\n\n")

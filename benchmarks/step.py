@@ -1,15 +1,15 @@
-"""How long a whole training step takes, ours and others', against the matrix products that none can do without.
+"""Time of a whole training step, ours and others', against the matrix products that every step needs.
 
     python benchmarks/step.py                       # the whole table, into benchmarks/results/step.csv
     python benchmarks/step.py --sizes 1e5 --huge 0  # a part of it, printed only
 
-A step draws, scores, goes back to `hidden` [256, 128] and updates by Adagrad; k = 1000, float32, with biases, targets
-drawn by frequency. Each contender has a process of its own, so that its peak memory can be told, and all take turns
-within one run: in each of 20 rounds a contender makes three steps that are not timed, which wake its threads and fill
-the caches, and fifteen that are, as in a training that goes on. One whose step takes longer than 0.1 s makes a single
-step in each of five rounds among those. Where the tables of all do not fit into memory at once they come in groups,
-each with the products and, up to 10⁶ classes, ours in it; at 10⁷ a ratio to ours is one of ratios to the products. Once
-with huge pages and once without; they are torch's alone.
+A step draws, scores, computes the gradients back to `hidden` [256, 128] and updates by Adagrad; k = 1000, float32, with
+biases, targets drawn by frequency. Each contender has a separate process, so that its peak memory is known, and all
+take turns within one run: in each of 20 rounds a contender makes three untimed steps, which warm up its threads and the
+caches, and fifteen timed ones. A contender whose step takes longer than 0.1 s makes one step in five of the rounds. If
+not all tables fit into memory at once, contenders run in groups, each with the products and, up to 10⁶ classes,
+ours in it; at 10⁷ the ratio to ours is computed from the ratios to the products. Everything runs once with and once
+without huge pages, which only torch uses.
 """
 
 import argparse
@@ -32,25 +32,26 @@ sys.path.insert(0, str(ROOT.parent))
 
 from benchmarks.counts import zipf_counts  # noqa: E402
 from benchmarks.machine import copy_gb_per_s, free_gib, provenance, quantiles, write_csv  # noqa: E402
-from benchmarks.turns import NotInstalledError, Turns  # noqa: E402
+from benchmarks.turns import ContenderProcess, NotInstalledError  # noqa: E402
 
 RESULTS = ROOT / "results" / "step.csv"
-BATCH, K, DIM = 256, 1000, 128
+BATCH_SIZE, K, DIM = 256, 1000, 128
 SIZES = [10**5, 10**6, 10**7]
-BATCHES = 64
-ROUNDS, WAKING, STEPS = 20, 3, 15
-SLOW, SLOW_ROUNDS = 0.1, 5
+NUM_BATCHES = 64
+ROUNDS, WARM_UP_STEPS, TIMED_STEPS = 20, 3, 15
+SLOW_STEP_SECONDS, SLOW_ROUNDS = 0.1, 5
 
 
 @dataclass(frozen=True)
 class Contender:
-    """A step, how many tables [C, D] it holds at its peak, and what its process is told."""
+    """Builder of a step, number of tables [C, D] held at its peak, and environment variables of its process."""
 
     build: str
     tables: float
     environment: dict[str, str] = field(default_factory=dict)
 
     def gib(self, num_classes: int) -> float:
+        """Estimate the peak memory."""
         return 0.5 + self.tables * num_classes * DIM * 4 / 2**30
 
 
@@ -72,7 +73,7 @@ CONTENDERS = {
 
 @dataclass(frozen=True)
 class Measured:
-    """A contender after its turns, with the medians of the products and of ours, if it took turns with ours."""
+    """Measurements of a contender, and the medians of the products and, if ours was in its group, of ours."""
 
     times: list[float]
     floor: float
@@ -82,11 +83,12 @@ class Measured:
 
     @property
     def ratio(self) -> float:
+        """Median time over that of the products."""
         return statistics.median(self.times) / self.floor
 
 
 def groups(names: list[str], num_classes: int, budget: float) -> Iterator[list[str]]:
-    """The contenders that fit into memory together, each group with the products in it, and ours if that is small."""
+    """Yield groups that fit into memory, each with the products in it, and with ours if that is small."""
     anchors = [FLOOR]
     if OURS in names and CONTENDERS[OURS].gib(num_classes) <= budget / 4:
         anchors.append(OURS)
@@ -102,29 +104,29 @@ def groups(names: list[str], num_classes: int, budget: float) -> Iterator[list[s
 
 
 def measure(group: list[str], num_classes: int, rounds: int, data: Path, huge: bool) -> dict[str, Measured | str]:
-    """The contenders of a group after they have taken turns, or why one did not."""
+    """Time the contenders of a group in turn; a string says why a contender could not run."""
     environment = {
         "THP_MEM_ALLOC_ENABLE": str(int(huge)),
         "OMP_NUM_THREADS": str(torch.get_num_threads()),
         "TF_CPP_MIN_LOG_LEVEL": "3",
     }
     missing: dict[str, Measured | str] = {}
-    turns: dict[str, Turns] = {}
+    turns: dict[str, ContenderProcess] = {}
     with ExitStack() as stack:
         for name in group:
             contender = CONTENDERS[name]
             try:
-                turns[name] = Turns(contender.build, num_classes, data, environment | contender.environment)
+                turns[name] = ContenderProcess(contender.build, num_classes, data, environment | contender.environment)
                 stack.callback(turns[name].close)
             except NotInstalledError as error:
                 missing[name] = f"not installed: {error}"
         times: dict[str, list[float]] = {name: [] for name in turns}
         for i in range(rounds):
             for name, turn in turns.items():
-                if turn.step_s < SLOW:
-                    times[name] += turn.take(untimed=WAKING, timed=STEPS)
+                if turn.step_s < SLOW_STEP_SECONDS:
+                    times[name] += turn.run_steps(untimed=WARM_UP_STEPS, timed=TIMED_STEPS)
                 elif i % max(1, rounds // SLOW_ROUNDS) == 0:
-                    times[name] += turn.take(untimed=0, timed=1)
+                    times[name] += turn.run_steps(untimed=0, timed=1)
     floor, ours = (statistics.median(times[name]) if name in times else None for name in (FLOOR, OURS))
     assert floor is not None
     return missing | {
@@ -133,10 +135,10 @@ def measure(group: list[str], num_classes: int, rounds: int, data: Path, huge: b
 
 
 def run(names: list[str], num_classes: int, rounds: int, budget: float, huge: bool) -> list[dict[str, object]]:
-    """The rows of one size."""
+    """Return the rows of one size."""
     counts, law = zipf_counts(num_classes)
-    # Targets as training has them: drawn by frequency.
-    draw = Importance(counts, BATCHES * BATCH)
+    # Draw targets by frequency, as in training.
+    draw = Importance(counts, NUM_BATCHES * BATCH_SIZE)
     drawn = draw(torch.zeros(1, dtype=torch.int64), generator=torch.Generator().manual_seed(0)).ids()
     copy = copy_gb_per_s()
     measured: dict[str, Measured | str] = {}
@@ -149,7 +151,7 @@ def run(names: list[str], num_classes: int, rounds: int, budget: float, huge: bo
             measured[name] = f"would need {gib:.0f} GiB"
     with tempfile.TemporaryDirectory() as folder:
         np.save(Path(folder) / "counts.npy", counts.numpy())
-        np.save(Path(folder) / "targets.npy", drawn.reshape(BATCHES, BATCH).numpy())
+        np.save(Path(folder) / "targets.npy", drawn.reshape(NUM_BATCHES, BATCH_SIZE).numpy())
         del counts, draw, drawn
         for group in groups(fitting, num_classes, budget):
             measured = measure(group, num_classes, rounds, Path(folder), huge) | measured
@@ -160,7 +162,7 @@ def run(names: list[str], num_classes: int, rounds: int, budget: float, huge: bo
 
 
 def columns(measured: Measured | str, ours: Measured | str | None) -> dict[str, object]:
-    """What the table says of one contender; numbers are missing where a note says why."""
+    """Return the columns of one contender; without numbers the note says why."""
     names = "step_ms_p20 step_ms step_ms_p80 to_products to_manyclass steps peak_gib setup_s products_gflops note"
     empty: dict[str, object] = dict.fromkeys(names.split(), "")
     if isinstance(measured, str):
@@ -180,11 +182,12 @@ def columns(measured: Measured | str, ours: Measured | str | None) -> dict[str, 
         "steps": len(measured.times),
         "peak_gib": round(measured.peak_gib, 2),
         "setup_s": round(measured.setup_s, 1),
-        "products_gflops": round(3 * 2 * BATCH * K * DIM / measured.floor / 1e9, 1),
+        "products_gflops": round(3 * 2 * BATCH_SIZE * K * DIM / measured.floor / 1e9, 1),
     }
 
 
 def tensorflow_version() -> str:
+    """Return the version of TensorFlow, or "" if it is not installed."""
     try:
         return importlib.metadata.version("tensorflow-cpu")
     except importlib.metadata.PackageNotFoundError:
@@ -192,12 +195,15 @@ def tensorflow_version() -> str:
 
 
 def main() -> None:
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sizes", nargs="+", default=SIZES, type=lambda size: int(float(size)), metavar="C")
+    parser.add_argument(
+        "--sizes", nargs="+", default=SIZES, type=lambda size: int(float(size)), metavar="C", help="classes"
+    )
     parser.add_argument("--contenders", nargs="+", default=list(CONTENDERS), choices=CONTENDERS, metavar="NAME")
     parser.add_argument("--huge", nargs="+", default=[0, 1], choices=(0, 1), type=int, help="huge pages: no, yes")
-    parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--memory", type=float, metavar="GIB", help="for all at once; by default 3/4 of what is free")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="turns of each contender")
+    parser.add_argument("--memory", type=float, metavar="GIB", help="of all processes (default: 3/4 of what is free)")
     arguments = parser.parse_args()
     budget = arguments.memory or 0.75 * free_gib()
     rows = []

@@ -1,7 +1,7 @@
-"""Contenders, each in a process of its own, that take turns: one library's threads and memory are not another's.
+"""Contenders that take turns, each in a separate process so that libraries share neither threads nor memory.
 
-This side asks for a number of steps and waits; the other side, `python benchmarks/turns.py`, sleeps until it is asked,
-times each step itself and answers with the seconds. Both speak a line of JSON at a time.
+The parent requests a number of steps and waits. The child, `python benchmarks/turns.py`, sleeps until a request, times
+each step and replies with the seconds. Requests and replies are lines of JSON.
 """
 
 import importlib
@@ -21,32 +21,32 @@ sys.path.insert(0, str(ROOT.parent))
 
 from benchmarks.machine import peak_gib  # noqa: E402
 
-# OpenMP's threads spin for 4 to 8 ms when they have run out of work; the next turn begins after it.
-REST = 0.02
+# OpenMP threads spin for 4 to 8 ms after their work; the pause lets them stop before the next turn.
+PAUSE_SECONDS = 0.02
 
 
 class NotInstalledError(Exception):
-    """A peer that this machine does not have."""
+    """A contender's library is not installed."""
 
 
-class Turns:
-    """A contender's process; it is set up when the constructor returns.
+class ContenderProcess:
+    """Process of a contender; its set-up is complete when the constructor returns.
 
     Args:
-        build: "module:function" in this folder; the function takes a number of classes, their counts [C] and targets
-            [N, B] and returns a step.
+        build: "module:function" in this folder; the function takes the number of classes, their counts [C] and
+            targets [N, B], and returns a step.
         num_classes: C.
         data: a folder with counts.npy and targets.npy.
-        environment: of the process, besides this one's.
+        environment: environment variables to add to those of this process.
 
     Raises:
-        NotInstalledError: the contender needs a package that is missing.
-        RuntimeError: the process died.
+        NotInstalledError: the contender needs a package that is not installed.
+        RuntimeError: the process ended during set-up.
     """
 
     def __init__(self, build: str, num_classes: int, data: Path, environment: dict[str, str]) -> None:
         self.build = build
-        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  (open as long as the process runs)
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  (open while the process runs)
         self._process = subprocess.Popen(
             [sys.executable, __file__, build, str(num_classes), str(data)],
             env={**os.environ, **environment},
@@ -56,7 +56,7 @@ class Turns:
             text=True,
         )
         try:
-            ready = self._answer()
+            ready = self._reply()
             if "missing" in ready:
                 raise NotInstalledError(ready["missing"])
         except BaseException:
@@ -66,18 +66,19 @@ class Turns:
         self.step_s: float = ready["step_s"]
         self.peak_gib: float = ready["peak_gib"]
 
-    def take(self, untimed: int, timed: int) -> list[float]:
-        """Seconds of each timed step of one turn."""
-        time.sleep(REST)
+    def run_steps(self, untimed: int, timed: int) -> list[float]:
+        """Run one turn and return the seconds of each timed step."""
+        time.sleep(PAUSE_SECONDS)
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps([untimed, timed]) + "\n")
         self._process.stdin.flush()
-        answer = self._answer()
-        self.peak_gib = answer["peak_gib"]
-        times: list[float] = answer["times"]
+        reply = self._reply()
+        self.peak_gib = reply["peak_gib"]
+        times: list[float] = reply["times"]
         return times
 
     def close(self) -> None:
+        """End the process."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.close()
@@ -85,7 +86,7 @@ class Turns:
         self._process.stdout.close()
         self._errors.close()
 
-    def _answer(self) -> dict:
+    def _reply(self) -> dict:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
@@ -95,20 +96,21 @@ class Turns:
         return json.loads(line)
 
 
-def timed(step: Callable[[], object]) -> float:
+def seconds_of(step: Callable[[], object]) -> float:
+    """Time one step."""
     start = time.perf_counter()
     step()
     return time.perf_counter() - start
 
 
 def serve(build: str, num_classes: int, data: Path) -> None:
-    """The other side."""
-    # Answers alone go to stdout: what libraries print goes where errors go.
-    answers = os.fdopen(os.dup(1), "w")
+    """Run the child's side: set the contender up, then reply to requests until stdin is closed."""
+    # Keep stdout for replies; redirect the libraries' output to stderr.
+    replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
 
-    def answer(**values: object) -> None:
-        print(json.dumps({**values, "peak_gib": peak_gib()}), file=answers, flush=True)
+    def reply(**values: object) -> None:
+        print(json.dumps({**values, "peak_gib": peak_gib()}), file=replies, flush=True)
 
     module, function = build.split(":")
     counts, targets = np.load(data / "counts.npy"), np.load(data / "targets.npy")
@@ -116,19 +118,19 @@ def serve(build: str, num_classes: int, data: Path) -> None:
     try:
         step = getattr(importlib.import_module(f"benchmarks.{module}"), function)(num_classes, counts, targets)
     except ModuleNotFoundError as error:
-        # A part of the project that is missing is no peer.
+        # A missing module of this project is a bug, not a library to install.
         if error.name is None or error.name.split(".")[0] in ("manyclass", "benchmarks"):
             raise
-        answer(missing=error.name)
+        reply(missing=error.name)
         return
-    # The first step compiles, traces and makes the optimiser's state; the second is like the others.
+    # The first step compiles, traces and allocates the optimiser's state; the second is like all later ones.
     step()
-    answer(setup_s=time.perf_counter() - start, step_s=timed(step))
+    reply(setup_s=time.perf_counter() - start, step_s=seconds_of(step))
     for line in sys.stdin:
         untimed, number = json.loads(line)
         for _ in range(untimed):
             step()
-        answer(times=[timed(step) for _ in range(number)])
+        reply(times=[seconds_of(step) for _ in range(number)])
 
 
 if __name__ == "__main__":

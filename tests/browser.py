@@ -1,4 +1,4 @@
-"""Pages as a browser sees them."""
+"""Loads pages in a headless browser."""
 
 import shutil
 import subprocess
@@ -11,7 +11,7 @@ _OPTIONS = (
 
 
 def browse(page, profile, *options):
-    """A page's document after its scripts ran, and what the browser logged."""
+    """Return a page's document after its scripts ran, and the browser's log."""
     command = [CHROMIUM, *_OPTIONS.split(), f"--user-data-dir={profile}", *options, "--dump-dom", page.as_uri()]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     return done.stdout, done.stderr

@@ -1,4 +1,4 @@
-"""All outcomes of a sampler's draw, each with its probability: its randomness replaced by what the test chooses."""
+"""Enumerates all outcomes of a sampler's draw with their probabilities, by patching its random numbers."""
 
 import itertools
 from collections.abc import Iterator
@@ -15,14 +15,17 @@ from tests import reference
 def outcomes(
     sampler: Sampler, weights: list[float], target: Tensor, exclude: Tensor
 ) -> Iterator[tuple[float, Candidates]]:
-    """Probabilities that sum to 1, and what the sampler answers.
+    """Yield each outcome's probability, which sum to 1, and the sampler's candidates.
 
-    A draw of `Importance` is a function of its own uniform number alone, so that one number for all slots, integrated
-    over, gives each slot's own distribution: enough for what is linear in the slots. So is one offset for all teeth of
-    a stratified comb.
+    A slot of `Importance` depends on one uniform number, so integrating over one number for all slots gives the
+    distribution of each: enough for functions that are linear in the slots. The same holds for one offset for all
+    points of a stratified grid.
 
     Args:
-        weights: of the classes, 0 for those that the innermost sampler leaves to an explicit set.
+        sampler: the sampler.
+        weights: class weights, 0 for classes that the innermost sampler leaves to an explicit set.
+        target: targets of the draw.
+        exclude: exclusions of the draw.
     """
     inner = sampler
     batch_explicit = False
@@ -32,8 +35,8 @@ def outcomes(
     if isinstance(inner, Importance):
         edges = {0.0, 1.0}
         for example in range(len(target)):
-            gone = set(exclude[example].tolist()) | (set(target.tolist()) if batch_explicit else set())
-            edges |= set(_cumulative(weights, gone if inner.group_size == 1 else set()))
+            excluded = set(exclude[example].tolist()) | (set(target.tolist()) if batch_explicit else set())
+            edges |= set(_cumulative(weights, excluded if inner.group_size == 1 else set()))
         yield from _integrate(sampler, sorted(edges), target, exclude)
     elif isinstance(inner, Systematic):
         pi = reference.inclusion_probabilities(weights, inner.k)
@@ -46,8 +49,8 @@ def outcomes(
         yield 1.0, sampler(target, exclude=exclude)
 
 
-def _cumulative(weights: list[float], gone: set[int]) -> list[float]:
-    left = [0.0 if c in gone else w for c, w in enumerate(weights)]
+def _cumulative(weights: list[float], excluded: set[int]) -> list[float]:
+    left = [0.0 if c in excluded else w for c, w in enumerate(weights)]
     total = sum(left)
     return [sum(left[: c + 1]) / total for c in range(len(left))] if total > 0 else []
 
@@ -76,7 +79,7 @@ def _subsets(
     else:
         b = reference.bernoulli_probabilities(weights, inner.k)
     classes = [c for c, p in enumerate(b) if p > 0]
-    # Where each class lies on the line is asked of the table; that it is as long as b says is checked here.
+    # The table gives the interval of each class on the line; its length must correspond to b.
     start, end = inner.table.interval(torch.arange(len(b)))
     for c in classes:
         on_line = -torch.expm1(start[c] - end[c]).item()
@@ -88,14 +91,14 @@ def _subsets(
             probability *= b[c] if c in chosen else 1 - b[c]
         if probability < 1e-15:
             continue
-        # Two points in each chosen class, the second of which must change nothing; then beyond the line.
+        # Put two points into each chosen class, the second of which must change nothing, and the last beyond the line.
         points = []
         for c in sorted(chosen):
             if c not in inner._likely:
                 points += [start[c] + (end[c] - start[c]) * x for x in (0.25, 0.75)]
         coins = torch.tensor([0.0 if c in chosen else 1.0 - 1e-16 for c in inner._likely.tolist()], dtype=torch.float64)
 
-        # The coins are tossed first, if there are any; then come the gaps between points, as -log(1 - u).
+        # The sampler first draws coins, if there are any, and then the gaps between points as -log(1 - u).
         ends = torch.tensor([*points, inner.table.total + 1], dtype=torch.float64)
         gap = torch.diff(ends, prepend=torch.zeros(1, dtype=torch.float64))
         numbers = iter([coins] * (len(coins) > 0) + [-torch.expm1(-gap)])

@@ -1,4 +1,4 @@
-"""What the paper says, as slow float64 loops. Nothing here imports manyclass or torch."""
+"""The paper's formulas as slow float64 loops, independent of manyclass and torch."""
 
 import itertools
 import math
@@ -15,13 +15,17 @@ def softplus(x):
 
 
 def objective(name, target, target_score, slots, *, num_classes, target_kappa=None, margin=None, log_z=0.0):
-    """Loss of one example, and γ as a list over all classes.
+    """Return the loss of one example, and γ as a list over all classes.
 
     Args:
-        name: which objective.
-        target: its class.
+        name: the objective's name.
+        target: the target class.
         target_score: s(target).
         slots: (class, score, κ) of each slot that is not empty.
+        num_classes: C.
+        target_kappa: κ of the target.
+        margin: margin of ranking; None means log(C - 1).
+        log_z: log z of noise contrastive estimation.
     """
     gamma = [0.0] * num_classes
     u = [(c, math.exp(s), kappa) for c, s, kappa in slots]
@@ -92,7 +96,7 @@ def objective(name, target, target_score, slots, *, num_classes, target_kappa=No
 
 
 def exponent(frequency, k):
-    """α of Σ f^α = k over the classes of f > 0, by bisection."""
+    """Solve Σ f^α = k for α over the classes with f > 0, by bisection."""
     low, high = 0.0, 1.0
     for _ in range(200):
         middle = (low + high) / 2
@@ -104,7 +108,7 @@ def exponent(frequency, k):
 
 
 def bernoulli_probabilities(weights, k):
-    """b = f^α for positive weights, 0 for the others; all of them when k covers all."""
+    """Return b = f^α for positive weights and 0 for the others; α = 0 if k covers all positive ones."""
     positive = sum(w > 0 for w in weights)
     if positive == 0:
         return [0.0] * len(weights)
@@ -114,7 +118,7 @@ def bernoulli_probabilities(weights, k):
 
 
 def inclusion_probabilities(weights, k):
-    """π = min(1, a·w) that sums to k, by bisection on a; 1 for every positive weight when k covers them."""
+    """Solve Σ π = k for π = min(1, a·w) by bisection on a; π = 1 for positive weights if k covers them."""
     positive = sum(w > 0 for w in weights)
     if k >= positive:
         return [1.0 if w > 0 else 0.0 for w in weights]
@@ -129,7 +133,7 @@ def inclusion_probabilities(weights, k):
 
 
 def importance_variance(z, q, draws):
-    """Variance of 1/S Σ z/q over S draws from q."""
+    """Return the variance of 1/S Σ z/q over S draws from q."""
     return (sum(a * a / b for a, b in zip(z, q, strict=True) if b > 0) - sum(z) ** 2) / draws
 
 
@@ -138,7 +142,7 @@ def bernoulli_variance(z, b):
 
 
 def systematic_breakpoints(pi):
-    """Offsets in [0, 1) at which the comb's choice changes, and 0 and 1."""
+    """Return the offsets in [0, 1) at which the systematic sample changes, and 0 and 1."""
     edges, position = {0.0, 1.0}, 0.0
     for p in pi:
         if p < 1 - 1e-9:
@@ -148,7 +152,7 @@ def systematic_breakpoints(pi):
 
 
 def systematic_variance(z, pi):
-    """Variance of Σ z/π over the one uniform offset, exactly."""
+    """Return the exact variance of Σ z/π over the one uniform offset."""
     edges = systematic_breakpoints(pi)
     total = square = 0.0
     for low, high in itertools.pairwise(edges):
@@ -157,8 +161,8 @@ def systematic_variance(z, pi):
             if p >= 1 - 1e-9:
                 estimate += a
             else:
-                teeth = math.floor(position + p - offset) - math.floor(position - offset)
-                estimate += teeth * a / p
+                times_drawn = math.floor(position + p - offset) - math.floor(position - offset)
+                estimate += times_drawn * a / p
                 position += p
         total += (high - low) * estimate
         square += (high - low) * estimate**2
@@ -166,21 +170,21 @@ def systematic_variance(z, pi):
 
 
 def stratified_variance(z, pi):
-    """Variance of Σ z/π where each tooth of the comb has a uniform offset of its own in its unit of the line."""
+    """Return the variance of Σ z/π with one point at a separate uniform offset in each unit of the line."""
     moments, position = {}, 0.0
     for a, p in zip(z, pi, strict=True):
         if p >= 1 - 1e-9:
             continue
         end = position + p
-        for tooth in range(math.floor(position), math.ceil(end)):
-            share = min(end, tooth + 1) - max(position, tooth)
-            mean, square = moments.get(tooth, (0.0, 0.0))
-            moments[tooth] = mean + share * a / p, square + share * (a / p) ** 2
+        for unit in range(math.floor(position), math.ceil(end)):
+            share = min(end, unit + 1) - max(position, unit)
+            mean, square = moments.get(unit, (0.0, 0.0))
+            moments[unit] = mean + share * a / p, square + share * (a / p) ** 2
         position = end
     return sum(square - mean**2 for mean, square in moments.values())
 
 
 def log_likelihood(scores, target):
-    """log p(target) of a softmax over all scores."""
+    """Return log p(target) of a softmax over all scores."""
     scores = np.asarray(scores, dtype=np.float64)
     return float(scores[target] - np.log(np.sum(np.exp(scores - scores.max()))) - scores.max())

@@ -1,4 +1,4 @@
-"""Every sampler, objective and head, for the tests that hold for all of them."""
+"""Tables of every sampler and objective, for the tests that hold for all of them."""
 
 from collections.abc import Callable
 
@@ -30,14 +30,14 @@ from manyclass.samplers import (
     WithExplicit,
 )
 
-# From positive weights, k and a group size.
+# Functions of positive weights, k and a group size.
 DRAWING: dict[str, Callable[[Tensor, int, int | None], Sampler]] = {
     "importance": lambda w, k, g: Importance(w, k, group_size=g),
     "systematic": lambda w, k, g: Systematic(w, k, group_size=g),
     "bernoulli": lambda w, k, g: Bernoulli(w, k, group_size=g),
 }
 
-# The same designs in other forms, whose outcomes can be listed as well.
+# Variants of these designs whose outcomes can be enumerated too.
 DESIGNS: dict[str, Callable[[Tensor, int, int | None], Sampler]] = {
     **DRAWING,
     "systematic, stratified": lambda w, k, g: Systematic(w, k, stratified=True, group_size=g),
@@ -68,7 +68,7 @@ SAMPLERS: dict[str, Callable[[Tensor, int, int | None], Sampler]] = {
     "set alone": lambda w, k, g: WithExplicit(None, torch.arange(k), num_classes=len(w)),
 }
 
-# The name in tests/reference.py, and what it needs beside the scores.
+# Each objective, its name in tests/reference.py, and the arguments it needs there.
 OBJECTIVES: dict[str, tuple[Objective, str, dict[str, float]]] = {
     "likelihood": (Likelihood(), "likelihood", {}),
     "plain importance": (PlainImportance(), "plain importance", {}),

@@ -1,4 +1,4 @@
-"""Benchmarks run, in small, so that none rots."""
+"""Benchmarks run at a small scale."""
 
 import csv
 import importlib.util
@@ -13,7 +13,7 @@ import pytest
 import torch
 from benchmarks import contenders, design_cost, link_prediction, step
 from benchmarks.machine import write_csv
-from benchmarks.turns import NotInstalledError, Turns
+from benchmarks.turns import ContenderProcess, NotInstalledError
 
 from manyclass.data.triples import KnownTails
 from manyclass.samplers import Exhaustive
@@ -35,30 +35,30 @@ def line_of(output, name):
 
 
 @pytest.mark.parametrize("name", ["importance", "bernoulli", "systematic", "minibatch explicit, systematic"])
-def test_a_row_of_the_draws(name):
+def test_a_sampler_gives_a_row_of_the_draws(name):
     row = json.loads(run("benchmarks/draws.py", "--row", name, "--sizes", "3e3", "--repeats", 3).splitlines()[-1])
     assert row["num_classes"] == 3000
     assert row["draw_us"] > 0
     assert row["slots"] >= 1000
 
 
-def test_the_results_of_the_draws_are_whole():
+def test_the_stored_results_of_the_draws_are_complete():
     with (ROOT / "benchmarks" / "results" / "draws.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert {int(row["num_classes"]) for row in rows} == {10**n for n in range(4, 9)}
     assert {row["huge_pages"] for row in rows} == {"0", "1"}
 
 
-@pytest.mark.filterwarnings("ignore:Sparse invariant checks")  # torch.optim.Adagrad's own
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")  # from torch.optim.Adagrad
 @pytest.mark.parametrize("name", TORCH)
 def test_each_contender_makes_steps(name):
-    targets = np.random.default_rng(0).integers(0, CLASSES, (3, contenders.BATCH))
+    targets = np.random.default_rng(0).integers(0, CLASSES, (3, contenders.BATCH_SIZE))
     make_step = getattr(contenders, name)(CLASSES, 1e6 / np.arange(2.0, CLASSES + 2), targets)
     for _ in range(4):
         make_step()
 
 
-def test_steps_in_turn():
+def test_steps_are_timed_in_turn():
     output = run(
         "benchmarks/step.py", "--sizes", CLASSES, "--huge", 0, "--rounds", 2, "--contenders", "products", "manyclass"
     )
@@ -70,7 +70,7 @@ def test_steps_in_turn():
 
 
 @pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed")
-def test_tensorflow_in_turn():
+def test_tensorflow_is_timed_in_turn():
     names = [name for name in step.CONTENDERS if name.startswith("TensorFlow")]
     output = run(
         "benchmarks/step.py", "--sizes", CLASSES, "--huge", 0, "--rounds", 2, "--contenders", "products", *names
@@ -79,13 +79,13 @@ def test_tensorflow_in_turn():
         assert float(line_of(output, name)[1]) > 0
 
 
-def test_a_peer_that_is_missing_is_named(tmp_path):
+def test_a_missing_library_is_named(tmp_path):
     np.save(tmp_path / "counts.npy", np.ones(CLASSES))
-    np.save(tmp_path / "targets.npy", np.zeros((1, step.BATCH), dtype=np.int64))
-    # A module that hides the installed one and fails as a missing one does.
+    np.save(tmp_path / "targets.npy", np.zeros((1, step.BATCH_SIZE), dtype=np.int64))
+    # This module hides the installed one and fails like a missing one.
     (tmp_path / "tensorflow.py").write_text("raise ModuleNotFoundError(name='tensorflow')")
     with pytest.raises(NotInstalledError, match="tensorflow"):
-        Turns("contenders_tensorflow:adagrad", CLASSES, tmp_path, {"PYTHONPATH": str(tmp_path)})
+        ContenderProcess("contenders_tensorflow:adagrad", CLASSES, tmp_path, {"PYTHONPATH": str(tmp_path)})
 
 
 def test_groups_hold_every_contender_once_beside_the_products_and_ours():
@@ -96,29 +96,29 @@ def test_groups_hold_every_contender_once_beside_the_products_and_ours():
     assert [name for group in groups for name in group[2:]] == names[2:]
 
 
-def test_groups_leave_ours_out_where_it_would_take_all_the_room():
+def test_groups_leave_ours_out_if_it_takes_too_much_memory():
     names = list(step.CONTENDERS)
     groups = list(step.groups(names, 10**7, 16.0))
     assert [name for group in groups for name in group[1:]] == names[1:]
 
 
-def test_time_to_quality(tmp_path):
-    """On a text that is soon learned, with fewer classes than words to sample."""
+def test_time_to_quality_trains_and_writes_a_row_per_evaluation(tmp_path):
+    """The text is learned quickly, and a step samples fewer classes than there are words."""
     for name, lines in (("train", 400), ("valid", 40)):
         with lzma.open(tmp_path / f"{name}.txt.xz", "wt", encoding="utf-8") as file:
             file.writelines(" ".join(f"w{(i + j) % 90}" for j in range(9)) + "\n" for i in range(lines))
-    kept = tmp_path / "quality.csv"
-    options = ["--data", tmp_path, "--epochs", 1, "--longest", 2, "--k", 64, "--out", kept]
+    results = tmp_path / "quality.csv"
+    options = ["--data", tmp_path, "--epochs", 1, "--longest", 2, "--k", 64, "--out", results]
     output = run("benchmarks/quality.py", *options, "--sweep-k", 64)
     assert "91 classes" in output
     assert "of exact" in output or "no k of" in output
-    with kept.open() as file:
+    with results.open() as file:
         runs = {row["run"]: float(row["perplexity"]) for row in csv.DictReader(file)}
     assert {"k = 64", "exact"} <= set(runs)
     assert all(1 < perplexity < 91 for perplexity in runs.values())
 
 
-def test_time_to_quality_says_where_it_looks_for_data(tmp_path):
+def test_time_to_quality_names_the_missing_data_folder(tmp_path):
     command = [sys.executable, "benchmarks/quality.py", "--data", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 2
@@ -128,7 +128,7 @@ def test_time_to_quality_says_where_it_looks_for_data(tmp_path):
 
 @pytest.fixture
 def graph_files(tmp_path):
-    """Each of 40 entities is followed by the next two; every tenth triple is held out."""
+    """Files of triples: each of 40 entities is followed by the next two; every tenth triple is held out."""
     triples = [f"e{i}\tfollowed by {step}\te{(i + step) % 40}\n" for i in range(40) for step in (1, 2)]
     triples += [f"e{i}\tin\tgroup {i % 4}\n" for i in range(40)]
     for name, part in (("train", triples), ("valid", triples[::10]), ("test", triples[5::10])):
@@ -139,7 +139,7 @@ def graph_files(tmp_path):
 LINKS = ["--rank", 4, "--batch", 32, "--k", 10, "--seeds", 2, "--sweep-epochs", 1, "--rates", 0.1, 0.3, "--reg", 0.01]
 
 
-def test_link_prediction(graph_files):
+def test_link_prediction_beats_chance_with_every_method(graph_files):
     kept = graph_files / "links.csv"
     options = ["--data", graph_files, *LINKS, "--epochs", 20, "--out", kept]
     output = run("benchmarks/link_prediction.py", *options)
@@ -148,13 +148,13 @@ def test_link_prediction(graph_files):
     contenders = 2 + len(link_prediction.SAMPLERS)
     assert sum(row["part"] == "sweep" for row in rows) == 2 * contenders
     assert sum(row["part"] == "run" for row in rows) == 2 * contenders
-    # By chance it would be about 0.1.
+    # Chance gives about 0.1.
     assert all(float(row["test_mrr"]) > 0.2 for row in rows if row["part"] == "run")
     assert all(row["device"] for row in rows)
     assert "clustered, k = 10, others excluded" in output
 
 
-def test_link_prediction_goes_on_where_it_stopped(graph_files):
+def test_link_prediction_resumes(graph_files):
     kept = graph_files / "links.csv"
     options = ["--data", graph_files, *LINKS, "--epochs", 2, "--out", kept, "--methods", "systematic"]
     run("benchmarks/link_prediction.py", *options)
@@ -173,20 +173,20 @@ def small_graph():
 
 
 @pytest.mark.parametrize("others", ["negatives", "excluded"])
-def test_exact_links_are_those_of_a_sampler_that_takes_every_class(others):
+def test_exact_link_prediction_equals_an_exhaustive_sampler(others):
     graph, gradients = small_graph(), []
     exclude = graph.known.others(graph.train) if others == "excluded" else None
     for sampler in (None, Exhaustive(30)):
         torch.manual_seed(0)
-        model = link_prediction.Model(graph, 4, sampler).double()
+        model = link_prediction.LinkModel(graph, 4, sampler).double()
         model.loss(graph.train, exclude, 0.1).backward()
         gradients.append(torch.cat([model.entities.weight.grad, model.encoder.relations.weight.grad]))
     torch.testing.assert_close(*gradients)
 
 
-def test_ranks_are_filtered_and_ties_are_their_mean():
+def test_ranks_are_filtered_and_ties_get_their_mean():
     graph = small_graph()
-    model = link_prediction.Model(graph, 4, None)
+    model = link_prediction.LinkModel(graph, 4, None)
     expected = []
     scores = model.query(graph.test) @ model.entities.weight.T
     for row, (head, relation, tail) in zip(scores, graph.test.tolist(), strict=True):
@@ -201,20 +201,20 @@ def test_ranks_are_filtered_and_ties_are_their_mean():
 
 def test_a_model_of_nans_has_the_worst_ranks():
     graph = small_graph()
-    model = link_prediction.Model(graph, 4, None)
+    model = link_prediction.LinkModel(graph, 4, None)
     with torch.no_grad():
         model.entities.weight.fill_(torch.nan)
     assert (link_prediction.ranks(model, graph.test, graph.known) > 30).all()
 
 
-def test_link_prediction_says_where_it_looks_for_data(tmp_path):
+def test_link_prediction_names_the_missing_data_folder(tmp_path):
     command = [sys.executable, "benchmarks/link_prediction.py", "--data", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert str(tmp_path) in done.stderr
 
 
-def test_the_cost_of_designs():
+def test_the_cost_of_designs_is_measured():
     names = ["importance", "learned", "clustered"]
     output = run("benchmarks/design_cost.py", "--classes", 1500, 3000, "--rounds", 1, "--designs", *names)
     table, growth = output.split("as C to the power")
@@ -231,19 +231,19 @@ def test_the_cost_of_designs():
 
 
 @pytest.mark.parametrize("name", design_cost.DESIGNS)
-def test_each_design_is_set_up_kept_up_and_makes_steps(name, monkeypatch):
+def test_each_design_is_set_up_rebuilt_and_makes_steps(name, monkeypatch):
     if name == "nearest":
         pytest.importorskip("faiss")
     monkeypatch.setenv("DESIGN", name)
     counts = 1e6 / np.arange(2.0, CLASSES + 2)
-    targets = np.random.default_rng(0).integers(0, CLASSES, (3, design_cost.BATCH))
+    targets = np.random.default_rng(0).integers(0, CLASSES, (3, design_cost.BATCH_SIZE))
     for build in (design_cost.steps, design_cost.builds):
         make_step = build(CLASSES, counts, targets)
         for _ in range(3):
             make_step()
 
 
-def test_growth_is_the_slope_between_logarithms():
+def test_growth_is_the_slope_of_the_logarithms():
     assert design_cost.exponent([(10, 3.0), (100, 30.0), (1000, 300.0)]) == pytest.approx(1)
     assert design_cost.exponent([(10, 0.0), (100, 0.0)]) is None
 
@@ -268,7 +268,7 @@ def small_results(folder):
     write_csv(folder / "design_cost.csv", designs)
 
 
-def test_the_table(tmp_path):
+def test_the_table_is_printed(tmp_path):
     small_results(tmp_path)
     output = run("benchmarks/plots.py", "--table", "--results", tmp_path)
     assert "| manyclass | 2.00 | 2.00 | 1.00 |" in output
@@ -276,7 +276,7 @@ def test_the_table(tmp_path):
 
 
 @pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="matplotlib is not installed")
-def test_the_plots(tmp_path):
+def test_the_plots_are_written(tmp_path):
     small_results(tmp_path)
     run("benchmarks/plots.py", "--results", tmp_path)
     for name in ("step_time", "step_memory", "step_floor", "design_cost"):

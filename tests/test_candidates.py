@@ -1,4 +1,4 @@
-"""Candidates and their Blocks: groups of a batch and back."""
+"""Candidates and their Blocks group a batch, restore it, and mark empty slots."""
 
 import math
 
@@ -24,7 +24,7 @@ def test_a_batch_goes_into_groups_and_back(batch, groups, ordered):
     grouped = shared.group(x)
     assert grouped.shape == (groups, -(-batch // groups), 5, 2)
     assert torch.equal(shared.ungroup(grouped, batch), x)
-    # Every example sees the classes of the group it lies in.
+    # Every example gets the classes of its group.
     size = -(-batch // groups)
     places = order.tolist() if ordered else list(range(batch))
     seen = shared.spread(shared.ids, batch)
@@ -32,7 +32,7 @@ def test_a_batch_goes_into_groups_and_back(batch, groups, ordered):
         assert torch.equal(seen[example], shared.ids[place // size])
 
 
-def test_neighbours_that_share_their_grouping_are_joined():
+def test_neighbouring_blocks_with_the_same_grouping_are_joined():
     a, b, c, d = block(1, 2), block(1, 3), block(4, 2), block(1, 1)
     joined = join(a, b, c, d)
     assert [tuple(x.ids.shape) for x in joined] == [(1, 5), (4, 2), (1, 1)]
@@ -40,7 +40,7 @@ def test_neighbours_that_share_their_grouping_are_joined():
 
 
 @pytest.mark.parametrize("groups", [1, 3])
-def test_explicit_classes_go_in_front(groups):
+def test_explicit_classes_come_first(groups):
     explicit = torch.tensor([8, 9])
     blocks = put_in_front(explicit, block(groups, 2))
     candidates = Candidates(blocks, torch.empty(3, 0, dtype=torch.int64), None, 10)

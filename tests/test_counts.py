@@ -1,4 +1,4 @@
-"""ClassCounts: where frequencies come from, and the exponent of b = f^α."""
+"""ClassCounts counts, smooths and resizes, and solves for the exponent of b = f^α."""
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ def test_counts_come_from_a_tensor_from_targets_and_from_a_stream():
         assert counts.num_classes == 5
 
 
-def test_an_unseen_class_counts_as_seen_once_unless_told_otherwise():
+def test_an_unseen_class_has_the_count_of_smoothing():
     counts = torch.tensor([4, 0, 2])
     assert ClassCounts(counts).weights().tolist() == [4, 1, 2]
     assert ClassCounts(counts, smoothing=0.25).weights().tolist() == [4, 0.25, 2]
@@ -30,7 +30,7 @@ def test_an_unseen_class_counts_as_seen_once_unless_told_otherwise():
     assert float(ClassCounts(counts).frequency().sum()) == pytest.approx(1)
 
 
-def test_the_tensor_given_is_not_written_to():
+def test_the_input_tensor_is_not_modified():
     given_counts = torch.tensor([1.0, 2.0], dtype=torch.float64)
     ClassCounts(given_counts).update(torch.tensor([0]))
     assert given_counts.tolist() == [1, 2]
@@ -67,14 +67,14 @@ def test_the_papers_exponent(seed):
     """C = 1000, D = 100, N = 2000, weights and inputs from N(0, 1): K = 20 gives b = f^0.54."""
     generator = torch.Generator().manual_seed(seed)
     weights, inputs = torch.randn(1000, 100, generator=generator), torch.randn(2000, 100, generator=generator)
-    # The Gumbel maximum of the scores is a draw from their softmax.
+    # The argmax of scores plus Gumbel noise is a draw from their softmax.
     noise = -torch.empty(2000, 1000).exponential_(generator=generator).log()
     targets = (inputs @ weights.T + noise).argmax(1)
     counts = ClassCounts.from_targets(targets, 1000, smoothing=0)
     assert 0.53 <= counts.alpha(20) <= 0.55
 
 
-def test_a_sampler_follows_its_counts_when_refreshed():
+def test_a_refreshed_sampler_uses_new_counts():
     counts = ClassCounts.streaming(3)
     sampler = Importance(counts, 1000)
     counts.update(torch.tensor([2] * 997))

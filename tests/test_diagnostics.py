@@ -1,4 +1,4 @@
-"""`diagnose` measures what it says it measures."""
+"""`diagnose` measures the errors that its docstring defines."""
 
 import pytest
 import torch
@@ -35,7 +35,7 @@ def test_an_exact_head_has_no_error(sampler):
 @pytest.mark.parametrize("similarity", ["dot", "cosine"])
 @pytest.mark.parametrize("name", SAMPLERS)
 def test_it_agrees_with_the_full_matrices(name, similarity):
-    """One draw, everything written out over all classes."""
+    """One draw gives the same errors as full matrices over all classes."""
     sampler = SAMPLERS[name](torch.rand(C) + 0.1, 9, 4)
     head, hidden, target = setting(sampler, similarity=similarity)
     report = diagnose(head, hidden, target, draws=1, generator=torch.Generator().manual_seed(1))
@@ -105,7 +105,7 @@ def test_a_scorer_is_diagnosed_as_the_linear_head_it_equals():
     assert ours.rows_touched == theirs.rows_touched
 
 
-def test_nothing_is_left_behind():
+def test_diagnosing_leaves_weights_and_gradients_unchanged():
     head, hidden, target = setting(WithExplicit(Importance(torch.ones(C), 5), "batch"))
     before = head.weight.detach().clone()
     hidden.requires_grad_()
@@ -125,6 +125,6 @@ def test_ignored_examples_are_left_out():
         diagnose(head, hidden, torch.full_like(target, -100))
 
 
-def test_a_probe_of_one_example_is_enough():
+def test_one_example_can_be_diagnosed():
     head, hidden, target = setting(Importance(torch.ones(C), 5))
     assert diagnose(head, hidden[:1], target[:1], draws=2).rmse_log_z > 0

@@ -1,4 +1,4 @@
-"""Bad input is refused in words that name the argument, what it must be and what it was."""
+"""Bad input is refused with an error that names the argument, the rule and the value."""
 
 import pytest
 import torch
@@ -104,7 +104,7 @@ REFUSED = {
     "k of 0": (lambda: Importance(ONES, 0), ValueError, r"`k` must be at least 1, got 0"),
     "k above C, systematic": (lambda: Systematic(ONES, 11), ValueError, r"`k` must be in \[1, 10\], got 11"),
     "k above C, Bernoulli": (lambda: Bernoulli(ONES, 11), ValueError, r"`k` must be in \[1, 10\], got 11"),
-    "k not whole": (lambda: Systematic(ONES, 2.5), TypeError, r"`k` must be an int, got 2.5"),
+    "k not an int": (lambda: Systematic(ONES, 2.5), TypeError, r"`k` must be an int, got 2.5"),
     "group size of 0": (
         lambda: Importance(ONES, 2, group_size=0),
         ValueError,
@@ -209,7 +209,7 @@ REFUSED = {
         ValueError,
         r"`target` must lie in \[0, 10\), got 10 at position 2",
     ),
-    # Everything else a head takes.
+    # Other arguments of a head.
     "exclude out of range": (
         lambda: head()(hidden(), TARGET, exclude=torch.tensor([[1], [2], [-3]])),
         ValueError,
@@ -271,7 +271,7 @@ REFUSED = {
         ValueError,
         r"The loss of example 0 is NaN: `hidden` must hold no NaN",
     ),
-    "log z where there is none": (
+    "log z without a z": (
         lambda: head()(hidden(), TARGET, log_z=torch.zeros(B)),
         ValueError,
         r"`log_z` must be None for Likelihood\(\), which has no z, got a tensor",
@@ -325,12 +325,12 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("call", "error", "message"), REFUSED.values(), ids=REFUSED)
-def test_bad_input_is_refused_in_clear_words(call, error, message):
+def test_bad_input_is_refused_with_a_clear_message(call, error, message):
     with pytest.raises(error, match=message):
         call()
 
 
-def test_checks_of_values_can_be_switched_off():
+def test_checks_of_values_can_be_turned_off():
     bad = torch.full((B, D), torch.nan)
     manyclass.check_values(False)
     try:
@@ -341,7 +341,7 @@ def test_checks_of_values_can_be_switched_off():
         head()(bad, TARGET)
 
 
-def test_a_refused_call_leaves_the_head_as_it_was():
+def test_a_refused_call_leaves_the_head_unchanged():
     tried = head(objective=Likelihood())
     before = {name: value.clone() for name, value in tried.state_dict().items()}
     with pytest.raises(ValueError, match="`sampler` must be built from ClassCounts"):

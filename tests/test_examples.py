@@ -1,4 +1,4 @@
-"""Examples run, in small."""
+"""The example and the README's code run at a small scale."""
 
 import re
 import subprocess
@@ -14,7 +14,7 @@ def run(*arguments):
     ).stdout
 
 
-def test_the_demo():
+def test_the_example_learns_more_than_frequencies():
     output = run("examples/next_token.py", "--files", 60, "--seconds", 3)
     losses = [float(loss) for loss in re.findall(r"^step .*  held-out loss (\S+)", output, re.MULTILINE)]
     unigram = float(re.search(r"frequencies alone (\S+),", output)[1])
@@ -23,7 +23,7 @@ def test_the_demo():
     assert "for i in range" in output
 
 
-def test_the_lines_of_python_in_the_readme():
+def test_the_python_code_in_the_readme_runs():
     (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     names: dict[str, object] = {}
     exec(block, names)

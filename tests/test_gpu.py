@@ -1,4 +1,4 @@
-"""On a GPU: the same answers as on the CPU, and no step that waits for the device."""
+"""A GPU gives the same results as the CPU, and no step synchronises with the device."""
 
 import contextlib
 import warnings
@@ -11,7 +11,7 @@ from tests.tables import OBJECTIVES, SAMPLERS
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
-    # torch's compiler advises on precision and imports what torch has deprecated; 2.11 warns of sparse gradients.
+    # torch's compiler warns about precision and uses deprecated functions; torch 2.11 warns about sparse gradients.
     pytest.mark.filterwarnings(
         "ignore::DeprecationWarning:torch",
         "ignore:TensorFloat32:UserWarning",
@@ -23,11 +23,11 @@ C, D, B = 3000, 32, 48
 
 
 @contextlib.contextmanager
-def no_waiting():
-    """Turns every wait for the device into an error."""
+def no_sync():
+    """Turn every synchronisation with the device into an error."""
     torch.cuda.synchronize()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the mode is a prototype, and says so
+        warnings.simplefilter("ignore")  # torch warns that the mode is a prototype
         torch.cuda.set_sync_debug_mode("error")
     try:
         yield
@@ -35,14 +35,14 @@ def no_waiting():
         torch.cuda.set_sync_debug_mode("default")
 
 
-def needed_by(name):
+def skip_without_faiss(name):
     if name == "nearest":
         pytest.importorskip("faiss")
 
 
 def setting(name="systematic", group_size=None, **options):
     torch.manual_seed(0)
-    needed_by(name)
+    skip_without_faiss(name)
     weights = 1 / torch.arange(1, C + 1)
     head = ClassHead(D, C, sampler=SAMPLERS[name](weights, 60, group_size), **options)
     return head, torch.randn(B, D), torch.randint(0, C, (B,))
@@ -50,24 +50,24 @@ def setting(name="systematic", group_size=None, **options):
 
 @pytest.mark.parametrize("sparse", [False, True], ids=["dense", "sparse"])
 @pytest.mark.parametrize("group_size", [None, 1, 8])
-# An index is searched on the CPU, and waited for.
+# The index of "nearest" is searched on the CPU, which synchronises.
 @pytest.mark.parametrize("name", [name for name in SAMPLERS if name != "nearest"])
-def test_a_step_waits_for_nothing(name, group_size, sparse):
+def test_a_step_does_not_synchronise(name, group_size, sparse):
     head, hidden, target = setting(name, group_size, sparse=sparse)
     head, hidden, target = head.cuda(), hidden.cuda().requires_grad_(), target.cuda()
     exclude = torch.randint(-1, C, (B, 3), device="cuda")
     weight = torch.rand(B, device="cuda")
     head(hidden, target, exclude=exclude, weight=weight).backward()
-    with no_waiting():
+    with no_sync():
         head(hidden, target, exclude=exclude, weight=weight).backward()
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
-def test_no_objective_waits(name):
+def test_no_objective_synchronises(name):
     head, hidden, target = setting(objective=OBJECTIVES[name][0])
     head, hidden, target = head.cuda(), hidden.cuda(), target.cuda()
     head(hidden, target).backward()
-    with no_waiting():
+    with no_sync():
         head(hidden, target).backward()
     head.cpu()
 
@@ -89,8 +89,8 @@ def test_the_same_candidates_have_the_same_scores_and_loss(name, group_size):
 
 
 @pytest.mark.parametrize("name", [name for name in SAMPLERS if name not in ("set alone", "in batch", "learned")])
-def test_the_promise_holds_there_too(name):
-    needed_by(name)
+def test_the_estimate_is_unbiased_on_a_gpu(name):
+    skip_without_faiss(name)
     weights = torch.rand(50, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) + 0.1
     sampler = SAMPLERS[name](weights, 10, 1).cuda()
     g = torch.rand(50, dtype=torch.float64, device="cuda")
@@ -104,7 +104,7 @@ def test_the_promise_holds_there_too(name):
     assert abs(error.mean()) <= 4.5 * error.std() / len(error) ** 0.5 + 1e-9
 
 
-def test_exact_answers_agree():
+def test_exact_results_agree():
     head, hidden, target = setting()
     expected = head.exact_loss(hidden, target), head.topk(hidden, 5).ids
     head = head.cuda()
@@ -114,7 +114,7 @@ def test_exact_answers_agree():
 
 
 @pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
-def test_autocast(half):
+def test_autocast_gives_a_float32_loss_and_finite_gradients(half):
     head, hidden, target = setting()
     head, hidden, target = head.cuda(), hidden.cuda(), target.cuda()
     with torch.autocast("cuda", dtype=half):
@@ -126,7 +126,7 @@ def test_autocast(half):
 
 @pytest.mark.parametrize("sparse", [False, True], ids=["dense", "sparse"])
 @pytest.mark.parametrize("name", ["importance", "systematic", "minibatch explicit"])
-def test_a_compiled_step(name, sparse):
+def test_a_compiled_step_trains(name, sparse):
     torch._dynamo.reset()
     head, hidden, target = setting(name, sparse=sparse)
     head, hidden, target = head.cuda(), hidden.cuda(), target.cuda()
@@ -148,11 +148,11 @@ def test_the_hierarchical_head_agrees():
     expected = head(hidden, target)
     head, hidden, target = head.cuda(), hidden.cuda(), target.cuda()
     torch.testing.assert_close(head(hidden, target).cpu(), expected, rtol=1e-4, atol=1e-4)
-    with no_waiting():
+    with no_sync():
         head(hidden, target).backward()
 
 
-def test_counts_stream_and_tables_are_rebuilt_there():
+def test_streamed_counts_rebuild_the_table_on_a_gpu():
     counts = ClassCounts.streaming(C)
     head = ClassHead(D, C, sampler=SAMPLERS["importance"](counts, 60, None)).cuda()
     counts.update(torch.full((10 * C,), 7, device="cuda"))

@@ -1,4 +1,4 @@
-"""Every public class is in a table that all tests of its kind run over."""
+"""Every public class is in a table over which all tests of its type run."""
 
 import ast
 import importlib
@@ -37,7 +37,7 @@ def test_every_optimiser_is_in_the_table():
     assert public_classes(optim) == {type(ours([parameter])).__name__ for ours, _ in OPTIMISERS.values()}
 
 
-def test_the_public_names_are_these():
+def test_the_public_classes_are_as_documented():
     assert public_classes(manyclass) == {
         "Block",
         "Candidates",
@@ -51,21 +51,21 @@ def test_the_public_names_are_these():
     assert callable(manyclass.diagnose)
 
 
-def test_what_type_checkers_see_is_what_is_there():
+def test_type_checkers_see_the_names_that_exist():
     tree = ast.parse(inspect.getsource(manyclass))
     (block,) = (node for node in tree.body if isinstance(node, ast.If))
     seen = {alias.name: node.module for node in block.body for alias in node.names}
     for name, module in seen.items():
         found = getattr(importlib.import_module(module), name)
         assert getattr(manyclass, name) is found
-    assert {name for name in seen if name not in manyclass._ROOMS} == set(manyclass._HOMES)
+    assert {name for name in seen if name not in manyclass._ROOMS} == set(manyclass._MODULE_OF)
     for room in manyclass._ROOMS:
         assert getattr(manyclass, room).__name__ == f"manyclass.{room}"
     with pytest.raises(AttributeError, match="has no attribute 'magic'"):
         _ = manyclass.magic
 
 
-def test_every_public_class_says_what_it_is():
+def test_every_public_class_has_a_docstring():
     for module in (manyclass, samplers, objectives, optim):
         for name in public_classes(module):
             assert inspect.getdoc(getattr(module, name)), name

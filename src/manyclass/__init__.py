@@ -1,4 +1,4 @@
-"""Classifiers over very many classes, trained by maximum likelihood at the cost of scoring a few hundred a step."""
+"""Classifiers over very many classes, trained by maximum likelihood while a step scores only a few hundred of them."""
 
 import importlib
 from typing import TYPE_CHECKING
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# What has a name here, and where it is. It is imported when it is first used: torch takes a second or two, which
-# `manyclass --help` need not wait for, and only who wants the estimator needs scikit-learn.
-_HOMES = {
+# Public names and their modules, imported on first use: importing torch takes a second or two, which would delay
+# `manyclass --help`, and only the estimator needs scikit-learn.
+_MODULE_OF = {
     "check_values": "_check",
     "Block": "candidates",
     "Candidates": "candidates",
@@ -41,12 +41,12 @@ _ROOMS = ("data", "encoders", "inference", "objectives", "optim", "report", "sam
 def __getattr__(name: str) -> object:
     if name in _ROOMS:
         return importlib.import_module(f"{__name__}.{name}")
-    if name in _HOMES:
-        value: object = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    if name in _MODULE_OF:
+        value: object = getattr(importlib.import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
         globals()[name] = value
         return value
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOMES, *_ROOMS})
+    return sorted({*globals(), *_MODULE_OF, *_ROOMS})

@@ -1,7 +1,7 @@
-"""Checks on what users pass in: one place for their wording and for the flag that switches the costly ones.
+"""Checks of user input: one place for the wording of errors and for the flag that controls expensive checks.
 
-Shapes, dtypes and devices are always checked. Checks that read values wait for a GPU, so by default they run on
-the CPU only and never while a graph is compiled; `check_values` changes that.
+Shapes, dtypes and devices are always checked. Checks of values synchronise with a GPU, so by default they run on the
+CPU only, and never while a graph is compiled; `check_values` changes that.
 """
 
 import math
@@ -10,44 +10,44 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-_values: bool | None = None
+_values_checked: bool | None = None
 
 
 class DivergedError(ValueError):
-    """A loss that is not finite: nothing can be learnt from it, nor from those that would follow."""
+    """The loss is not finite, so training cannot continue."""
 
 
 def check_values(enabled: bool | None) -> None:
-    """Say whether the values of arguments are checked: range of ids, NaN in losses.
+    """Choose whether the values of arguments are checked: range of ids, NaN in losses.
 
     Args:
-        enabled: True: on every device (a GPU is waited for); False: never; None: on the CPU only, the default.
+        enabled: True: on every device, which synchronises with a GPU; False: never; None, the default: on the CPU only.
     """
-    global _values
-    _values = enabled
+    global _values_checked
+    _values_checked = enabled
 
 
 def reads_values(tensor: Tensor) -> bool:
-    """Whether the values of `tensor` may be looked at now."""
+    """Return True if the values of `tensor` may be checked now."""
     if torch.compiler.is_compiling():
         return False
-    return tensor.device.type == "cpu" if _values is None else _values
+    return tensor.device.type == "cpu" if _values_checked is None else _values_checked
 
 
-def _first(mask: Tensor) -> tuple[int, ...]:
+def _first_position(mask: Tensor) -> tuple[int, ...]:
     return tuple(int(i) for i in mask.nonzero()[0])
 
 
-def _where(position: tuple[int, ...]) -> str:
+def _position_text(position: tuple[int, ...]) -> str:
     if not position:
         return ""
     return f" at position {position[0] if len(position) == 1 else position}"
 
 
 def at_first(values: Tensor, bad: Tensor) -> str:
-    """'got V at position P' for the first place where `bad` holds."""
-    position = _first(bad)
-    return f"got {values[position].item()}{_where(position)}"
+    """Return 'got V at position P' for the first True in `bad`."""
+    position = _first_position(bad)
+    return f"got {values[position].item()}{_position_text(position)}"
 
 
 def tensor(name: str, value: object) -> Tensor:
@@ -57,7 +57,7 @@ def tensor(name: str, value: object) -> Tensor:
 
 
 def whole(name: str, value: object, low: int, high: int | None = None) -> int:
-    """An int in [low, high]."""
+    """Check that the value is an int in [low, high], and return it."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"`{name}` must be an int, got {value!r}")
     if value < low or (high is not None and value > high):
@@ -67,7 +67,7 @@ def whole(name: str, value: object, low: int, high: int | None = None) -> int:
 
 
 def number(name: str, value: float, *, low: float = -math.inf, strict: bool = False) -> float:
-    """A finite float, at least (or, if strict, above) `low`."""
+    """Check that the value is finite and at least (or, if strict, above) `low`, and return it as a float."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(f"`{name}` must be a number, got {value!r}")
     if not math.isfinite(value) or value < low or (strict and value == low):
@@ -77,7 +77,7 @@ def number(name: str, value: float, *, low: float = -math.inf, strict: bool = Fa
 
 
 def fraction(name: str, value: float) -> float:
-    """A float in [0, 1)."""
+    """Check that the value lies in [0, 1), and return it as a float."""
     if not 0 <= number(name, value) < 1:
         raise ValueError(f"`{name}` must lie in [0, 1), got {value}")
     return float(value)
@@ -99,7 +99,7 @@ def device(name: str, value: Tensor, expected: torch.device) -> None:
 
 
 def extremes(value: Tensor) -> tuple[int, int]:
-    """The least and the greatest of some integers; 0 of none."""
+    """Return the minimum and maximum of an integer tensor, or 0 and 0 if it is empty."""
     if value.numel() == 0:
         return 0, 0
     least, most = value.aminmax()
@@ -109,7 +109,7 @@ def extremes(value: Tensor) -> tuple[int, int]:
 def ids(
     name: str, value: object, num_classes: int, *, pads: bool = False, ends: tuple[int, int] | None = None
 ) -> Tensor:
-    """Class ids as int64, each in [0, num_classes); with `pads`, -1 as well. `ends`: their extremes, where known."""
+    """Check that class ids lie in [0, num_classes), or are -1 with `pads`; return int64. `ends`: extremes, if known."""
     value = tensor(name, value)
     if value.is_floating_point() or value.is_complex() or value.dtype == torch.bool:
         raise TypeError(f"`{name}` must hold integers, got {value.dtype}")
@@ -125,7 +125,7 @@ def ids(
 
 
 def masses(name: str, value: object, num_classes: int | None = None) -> Tensor:
-    """A vector of non-negative finite numbers, not all zero, as float64. For set-up: it reads values."""
+    """Check a vector of finite non-negative numbers, not all zero; return float64. It synchronises with a GPU."""
     value = tensor(name, value)
     if value.is_complex() or value.dtype == torch.bool:
         raise TypeError(f"`{name}` must hold numbers, got {value.dtype}")
@@ -134,7 +134,7 @@ def masses(name: str, value: object, num_classes: int | None = None) -> Tensor:
     if num_classes is not None and len(value) != num_classes:
         raise ValueError(f"`{name}` must have length {num_classes}, got {len(value)}")
     value = value.detach().to(torch.float64)
-    # The extremes answer for all: NaN spreads into both, and no mask of C entries is made unless one is to be named.
+    # Checking the extremes suffices, since NaN propagates to both, and avoids a mask of C entries in the normal case.
     low, high = value.min(), value.max()
     if not (low >= 0 and torch.isfinite(high)):
         bad = ~(torch.isfinite(value) & (value >= 0))
@@ -145,22 +145,22 @@ def masses(name: str, value: object, num_classes: int | None = None) -> Tensor:
 
 
 def finite_loss(loss: Tensor, **sources: Tensor | None) -> None:
-    """Raise where the loss is NaN, and name the first source that holds a NaN."""
+    """Raise if the loss is NaN, and name the first source that holds a NaN."""
     if not reads_values(loss) or not (nan := loss.isnan()).any():
         return
     example = int(nan.nonzero()[0])
     for name, source in sources.items():
         if source is not None and (bad := source.isnan()).any():
-            position = _where(_first(bad))
+            position = _position_text(_first_position(bad))
             raise DivergedError(f"The loss of example {example} is NaN: `{name}` must hold no NaN, got one{position}")
     raise DivergedError(f"The loss of example {example} is NaN, though no argument holds one: infinite scores?")
 
 
 def place(name: str | torch.device) -> torch.device:
-    """A device of this machine, one that can draw random numbers: "meta" is none.
+    """Return a device that exists on this machine and can draw random numbers, which "meta" cannot.
 
     Raises:
-        ValueError: torch does not know it, or does not find it here.
+        ValueError: the device is unknown to torch, not on this machine, or cannot draw random numbers.
     """
     try:
         found = torch.empty(0, device=name).device

@@ -1,7 +1,6 @@
-"""The classes one step scores, and how many classes each of them stands for.
+"""The classes that one step scores, and the number of classes that each of them represents.
 
-A sampler makes Candidates, a head scores them, an objective turns scores and weights into a loss. Nothing else
-passes between the three, so they need not know each other.
+A sampler makes Candidates, a head scores them, an objective turns them into a loss. Nothing else passes between them.
 """
 
 from collections.abc import Callable
@@ -11,20 +10,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-_FEW = 16  # classes excluded by each example, up to which they are compared one by one
+MAX_COMPARED_EXCLUSIONS = 16  # per example; more are found by binary search
 
 
 @dataclass(frozen=True)
 class Block:
-    """Classes that are scored together: the batch falls into G groups of equal size, each sharing K classes.
+    """Classes that are scored together: the batch is divided into G groups of equal size, each sharing K classes.
 
-    G = 1 shares them in the whole batch, G = B draws for each example by itself, as the paper does. Groups are runs
-    of ceil(B / G) examples, the last one padded; `order`, where given, sorts the batch into them.
+    With G = 1 the whole batch shares them; with G = B each example has a separate draw, as in the paper. Groups are
+    runs of ceil(B / G) examples, the last one padded; `order`, if given, sorts the batch into groups first.
 
     Args:
-        ids: int64 [G, K].
-        log_kappa: float64 [G, K], the log of how many classes each slot stands for; -inf marks an empty slot.
-        order: int64 [B] or None, the permutation that sorts the batch into its groups where they are not runs.
+        ids: class ids, int64 [G, K].
+        log_kappa: log of the number of classes that each slot represents, float64 [G, K]; -inf marks an empty slot.
+        order: permutation int64 [B] that sorts the batch into its groups, or None if they are runs already.
     """
 
     ids: Tensor
@@ -32,7 +31,7 @@ class Block:
     order: Tensor | None = None
 
     def group(self, x: Tensor) -> Tensor:
-        """[B, ...] in the batch's order to [G, ceil(B / G), ...]."""
+        """Arrange [B, ...] in batch order as [G, ceil(B / G), ...]."""
         groups, batch = self.ids.shape[0], x.shape[0]
         size = -(-batch // groups)
         if self.order is not None:
@@ -42,12 +41,12 @@ class Block:
         return x.reshape(groups, size, *x.shape[1:])
 
     def ungroup(self, x: Tensor, batch: int) -> Tensor:
-        """[G, ceil(B / G), ...] back to [B, ...] in the batch's order."""
+        """Arrange [G, ceil(B / G), ...] as [B, ...] in batch order."""
         x = x.flatten(0, 1)[:batch]
         return x if self.order is None else x.index_select(0, self.order.argsort())
 
     def spread(self, x: Tensor, batch: int) -> Tensor:
-        """[G, K] to [B, K]: each example's view of what its group shares."""
+        """Expand [G, K] to [B, K]: each example gets the row of its group."""
         groups = x.shape[0]
         if groups == 1:
             return x.expand(batch, -1)
@@ -58,7 +57,7 @@ class Block:
 
 
 def join(*blocks: Block) -> tuple[Block, ...]:
-    """The same blocks with neighbours that share their grouping put into one, so that one product scores them."""
+    """Merge neighbouring blocks with the same grouping, so that one matrix product scores them."""
     joined: list[Block] = []
     for block in blocks:
         last = joined[-1] if joined else None
@@ -71,28 +70,28 @@ def join(*blocks: Block) -> tuple[Block, ...]:
 
 
 def put_in_front(explicit: Tensor, block: Block) -> tuple[Block, ...]:
-    """Explicit classes [n], κ = 1, beside a block: in it where the whole batch shares it, else as one of their own."""
+    """Add explicit classes [n] with κ = 1: to the block if the whole batch shares it, else as a separate block."""
     number = explicit.shape[0]
     if number == 0:
         return (block,)
     ids = explicit.unsqueeze(0)
     if block.ids.shape[0] == 1:
-        # log κ = 0 is what padding fills in.
+        # Padding fills in 0, which is log κ of an explicit class.
         return (Block(torch.cat([ids, block.ids], 1), F.pad(block.log_kappa, (number, 0))),)
     return Block(ids, block.log_kappa.new_zeros(ids.shape)), block
 
 
 @dataclass(frozen=True)
 class Candidates:
-    """What a sampler answers for a batch of B targets.
+    """Output of a sampler for a batch of B targets.
 
     Args:
-        blocks: the classes to score; ΣK slots for each example.
-        excluded: int64 [B, E], -1 pads: classes that are no candidates for that example. A slot that holds one
-            counts as empty for it; scoring sees to that.
-        target_log_kappa: gives float64 [B], minus the log of how often the target was expected to be drawn before
-            exclusion, scaled as the slots' own. A function, since few objectives ask for it and it is a good part of
-            the cost of a draw. None where the sampler cannot say.
+        blocks: the classes to score, ΣK slots per example.
+        excluded: classes that are not candidates for an example, int64 [B, E], padded with -1. Scoring treats a slot
+            that holds one as empty for that example.
+        target_log_kappa: returns float64 [B], minus the log of the target's expected number of draws before
+            exclusion, on the scale of the slots' log κ. It is a function because few objectives use it and it is a
+            large part of the cost of a draw. None if the sampler does not know it.
         num_classes: C.
     """
 
@@ -103,31 +102,32 @@ class Candidates:
 
     @property
     def batch(self) -> int:
+        """The batch size, B."""
         return self.excluded.shape[0]
 
     def ids(self) -> Tensor:
-        """int64 [B, ΣK]: the slots as each example sees them."""
+        """Return the class ids of each example's slots, int64 [B, ΣK]."""
         return torch.cat([block.spread(block.ids, self.batch) for block in self.blocks], 1)
 
     def log_kappa(self, dtype: torch.dtype = torch.float64) -> Tensor:
-        """[B, ΣK] in the dtype asked for. Slots emptied by `excluded` are not marked here, their scores are -inf."""
-        # The cast comes before the spread: it then costs G·K and not B·K.
+        """Return log κ [B, ΣK]. Slots emptied by `excluded` are not marked here; their scores are -inf."""
+        # Cast before the expansion, which costs G·K instead of B·K.
         return torch.cat([block.spread(block.log_kappa.to(dtype), self.batch) for block in self.blocks], 1)
 
     def hits(self, ids: Tensor) -> Tensor:
-        """bool [B, K]: which of the ids [B, K] each example excludes."""
+        """Return a bool mask [B, K] of the ids [B, K] that each example excludes."""
         excluded = self.excluded
-        if excluded.shape[1] <= _FEW or not ids.shape[1]:
+        if excluded.shape[1] <= MAX_COMPARED_EXCLUSIONS or not ids.shape[1]:
             return (ids.unsqueeze(2) == excluded.unsqueeze(1)).any(2)
-        # By search: B·K·E comparisons would neither fit into memory nor end where an example excludes thousands.
+        # Binary search, because B·K·E comparisons take too much memory and time if an example excludes thousands.
         ascending = ids.sort(1).values
         place = torch.searchsorted(ascending, excluded.contiguous())
         found = ascending.gather(1, place.clamp(max=ids.shape[1] - 1)) == excluded
-        # What is not found marks a column of its own; of a class that comes twice, its first place answers for both.
+        # Ids that are not found mark an extra last column; both copies of a repeated class use its first position.
         hit = torch.zeros(len(ids), ids.shape[1] + 1, dtype=torch.bool, device=ids.device)
         hit.scatter_(1, torch.where(found, place, ids.shape[1]), True)
         return hit.gather(1, torch.searchsorted(ascending, ids.contiguous()))
 
     def empty(self) -> Tensor:
-        """bool [B, ΣK]: padding, second copies and excluded classes."""
+        """Return a bool mask [B, ΣK] of padding, second copies and excluded classes."""
         return self.log_kappa().isneginf() | self.hits(self.ids())

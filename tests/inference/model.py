@@ -1,4 +1,4 @@
-"""A head as training leaves it: classes in clusters, frequent ones with large biases, hidden vectors sure of a few."""
+"""A head that resembles a trained one: clustered classes, larger biases of frequent ones, confident predictions."""
 
 import torch
 
@@ -16,7 +16,7 @@ def frequencies(num_classes=C):
 def trained(
     num_classes=C, dim=D, *, k=300, bias=True, similarity="dot", sampler=None, dtype=torch.float32, rows=400, seed=0
 ):
-    """A head, and hidden vectors for it."""
+    """Return a head and hidden vectors for it."""
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*shape):
@@ -39,6 +39,6 @@ def trained(
         head.weight.copy_(vectors)
         if head.bias is not None:
             head.bias.copy_(frequency.log())
-    about = torch.randint(num_classes, (rows,), generator=generator)
-    hidden = 0.5 * vectors[about] + 0.3 * normal(rows, dim)
+    nearby = torch.randint(num_classes, (rows,), generator=generator)
+    hidden = 0.5 * vectors[nearby] + 0.3 * normal(rows, dim)
     return head, hidden.to(dtype)

@@ -1,4 +1,4 @@
-"""The benchmark of inference runs, in small, so that it does not rot."""
+"""The benchmark of inference runs at a small scale."""
 
 import csv
 import subprocess
@@ -15,7 +15,7 @@ def rows_of(path):
         return {(row["contender"], int(row["num_classes"])): row for row in csv.DictReader(file)}
 
 
-def test_the_benchmark_in_small(tmp_path):
+def test_the_benchmark_writes_every_contender(tmp_path):
     pytest.importorskip("faiss")
     for name, lines in (("train", 300), ("valid", 150)):
         text = (" ".join(f"w{(i * i + j) % 90}" for j in range(9)) for i in range(lines))
@@ -38,7 +38,7 @@ def test_the_benchmark_in_small(tmp_path):
     assert 0.8 <= float(rows["index, estimated", 2000]["coverage"]) <= 1
 
 
-def test_the_kept_results_are_whole():
+def test_the_stored_results_are_complete():
     rows = rows_of(ROOT / "benchmarks" / "results" / "inference.csv")
     sizes = {num_classes for _, num_classes in rows}
     assert {10**5, 10**6, 10**7} < sizes

@@ -1,4 +1,4 @@
-"""log Z̃ is Z on average, and its interval holds log Z as often as it says."""
+"""Z̃ is unbiased, and the interval of log Z̃ covers log Z as often as promised."""
 
 import math
 
@@ -32,19 +32,19 @@ SAMPLERS = {
 
 
 @pytest.mark.parametrize("name", SAMPLERS)
-def test_the_interval_holds_log_z_as_often_as_it_says(name):
+def test_the_interval_covers_log_z_as_often_as_promised(name):
     head, hidden = trained(sampler=SAMPLERS[name](frequencies()), rows=64)
     truth, explicit, generator = head.log_z(hidden).detach(), best(head, hidden, 100), seed()
     held = []
     for _ in range(30):
         found = estimate_log_z(head, hidden, explicit=explicit, generator=generator)
         held.append(((found.log_z - truth).abs() <= found.error).double().mean())
-    # Where a design looks at the example, it draws most where the explicit classes are, and few of the others.
+    # `Clustered` draws mostly near the explicit classes, and few of the others.
     assert (0.85 if name == "clustered" else 0.90) <= torch.stack(held).mean() <= 0.99
 
 
 @pytest.mark.parametrize("draws", [4, 16])
-def test_it_does_so_with_any_number_of_draws(draws):
+def test_the_coverage_holds_for_any_number_of_draws(draws):
     head, hidden = trained(rows=64)
     truth, explicit, generator = head.log_z(hidden).detach(), best(head, hidden, 100), seed()
     held = []
@@ -54,40 +54,40 @@ def test_it_does_so_with_any_number_of_draws(draws):
     assert 0.90 <= torch.stack(held).mean() <= 0.99
 
 
-def test_z_is_right_on_average():
+def test_z_is_unbiased():
     head, hidden = trained(rows=16, dtype=torch.float64)
     truth, explicit = head.log_z(hidden).detach(), best(head, hidden, 20)
     found = estimate_log_z(head, hidden, explicit=explicit, draws=2000, generator=seed())
-    # Wider than 95 %: there are 16 of them.
+    # The limit is wider than the 95 % interval, because all of 16 examples must be within it.
     assert ((found.log_z - truth).abs() <= 1.8 * found.error).all()
     assert (found.error < 0.05).all()
 
 
-def test_more_draws_make_it_narrower_and_explicit_classes_as_well():
+def test_more_draws_and_explicit_classes_make_the_interval_narrower():
     head, hidden = trained(rows=64)
     explicit = best(head, hidden, 100)
-    wide = estimate_log_z(head, hidden, explicit=explicit, draws=16, generator=seed()).error
-    narrow = estimate_log_z(head, hidden, explicit=explicit, draws=16 * 16, generator=seed()).error
-    blind = estimate_log_z(head, hidden, draws=16, generator=seed()).error
-    assert 0.15 < float((narrow / wide).median()) < 0.35
-    assert float((wide / blind).median()) < 0.8
+    few = estimate_log_z(head, hidden, explicit=explicit, draws=16, generator=seed()).error
+    many = estimate_log_z(head, hidden, explicit=explicit, draws=16 * 16, generator=seed()).error
+    no_explicit = estimate_log_z(head, hidden, draws=16, generator=seed()).error
+    assert 0.15 < float((many / few).median()) < 0.35
+    assert float((few / no_explicit).median()) < 0.8
 
 
-def test_a_sampler_that_takes_every_class_leaves_no_error():
+def test_an_exhaustive_sampler_leaves_no_error():
     head, hidden = trained(300, 8, sampler=Exhaustive(300), rows=9)
     found = estimate_log_z(head, hidden, explicit=best(head, hidden, 5))
     torch.testing.assert_close(found.log_z, head.log_z(hidden).detach())
     assert (found.error < 1e-6).all()
 
 
-def test_where_all_classes_are_explicit_nothing_is_left_to_draw():
+def test_with_all_classes_explicit_the_error_is_zero():
     head, hidden = trained(60, 8, k=10, rows=5)
     found = estimate_log_z(head, hidden, explicit=torch.arange(60).expand(5, -1))
     torch.testing.assert_close(found.log_z, head.log_z(hidden).detach())
     assert (found.error == 0).all()
 
 
-def test_an_explicit_class_counts_once():
+def test_a_repeated_explicit_class_counts_once():
     head, hidden = trained(300, 8, sampler=Exhaustive(300), rows=3)
     explicit = torch.tensor([[4, 4, -1], [7, 2, 7], [-1, -1, -1]])
     torch.testing.assert_close(
@@ -105,7 +105,7 @@ def test_scores_far_from_zero_neither_overflow_nor_vanish():
     torch.testing.assert_close(found.log_z, head.log_z(hidden).detach(), rtol=0, atol=1.0)
 
 
-def test_a_seed_gives_the_same_answer_in_any_shape():
+def test_a_seed_gives_the_same_estimate_in_any_shape():
     head, hidden = trained(rows=6)
     explicit = best(head, hidden, 10)
     flat = estimate_log_z(head, hidden, explicit=explicit, generator=seed())
@@ -117,14 +117,14 @@ def test_a_seed_gives_the_same_answer_in_any_shape():
     assert torch.equal(flat.error, shaped.error.reshape(-1))
 
 
-def test_any_number_of_examples():
+def test_any_number_of_examples_is_estimated_in_chunks():
     head, hidden = trained(300, 8, k=60, rows=700)
     found = estimate_log_z(head, hidden, explicit=best(head, hidden, 50), generator=seed())
     assert float((found.log_z - head.log_z(hidden).detach()).abs().median()) < 0.05
     assert estimate_log_z(head, hidden[:0]).log_z.shape == (0,)
 
 
-def test_it_is_no_training():
+def test_an_estimate_changes_neither_head_nor_sampler():
     sampler = Learned(frequencies(), 100, order="cluster")
     head, hidden = trained(sampler=sampler, rows=8)
     before = {name: value.clone() for name, value in head.state_dict().items() if "order" not in name}
@@ -135,7 +135,7 @@ def test_it_is_no_training():
     assert all(torch.equal(after[name], value) for name, value in before.items() if "table" not in name)
 
 
-def test_another_sampler_may_draw_more():
+def test_another_sampler_can_draw_more_classes():
     head, hidden = trained(k=50, rows=64)
     explicit = best(head, hidden, 20)
     few = estimate_log_z(head, hidden, explicit=explicit, generator=seed()).error
@@ -155,7 +155,7 @@ def test_another_sampler_may_draw_more():
         ({"explicit": torch.full((4, 2), C)}, r"`explicit` must lie in \[0, 3000\) \(or be -1, a pad\), got 3000"),
     ],
 )
-def test_what_it_refuses(options, message):
+def test_invalid_options_are_refused(options, message):
     head, hidden = trained(rows=4)
     with pytest.raises(ValueError, match=message):
         estimate_log_z(head, hidden, **options)
@@ -166,11 +166,11 @@ def test_hidden_must_be_as_long_as_class_vectors():
         estimate_log_z(ClassHead(4, 50), torch.randn(2, 5))
 
 
-def test_the_error_is_of_students_t():
-    """With two values, five times each, everything can be told by hand."""
+def test_the_error_uses_students_t():
+    """Two values of Z̃, five times each, give an error that is computed by hand."""
 
     class Coin(Exhaustive):
-        """All classes, each standing for itself and then for three."""
+        """All classes, with κ = 1 and κ = 3 in turn."""
 
         turn = 0
 
@@ -184,5 +184,5 @@ def test_the_error_is_of_students_t():
     hidden = torch.randn(3, 4, dtype=torch.float64, generator=seed())
     found = estimate_log_z(head, hidden, draws=10)
     torch.testing.assert_close(found.log_z, head.log_z(hidden).detach() + math.log(2))
-    # s = √(10/9), t(9) = 2.262157, mean 2.
+    # The standard deviation is √(10/9), t(9) = 2.262157, and the mean is 2.
     torch.testing.assert_close(found.error, torch.full((3,), 2.2621572 * math.sqrt(10 / 9 / 10) / 2).double())

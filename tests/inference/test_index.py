@@ -1,4 +1,4 @@
-"""An index finds as many of the best classes as was wanted, and is kept and read back without trust."""
+"""An index reaches the wanted recall, and a saved one is checked when it is restored."""
 
 import concurrent.futures
 import json
@@ -14,7 +14,7 @@ from tests.inference.model import C, D, trained
 
 pytest.importorskip("faiss")
 
-KINDS = [(similarity, bias) for similarity in ("dot", "cosine") for bias in (True, False)]
+HEAD_OPTIONS = [(similarity, bias) for similarity in ("dot", "cosine") for bias in (True, False)]
 
 
 @pytest.fixture(scope="module")
@@ -23,8 +23,8 @@ def built():
     return head, hidden, Index.build(head, hidden[:200])
 
 
-@pytest.mark.parametrize(("similarity", "bias"), KINDS)
-def test_the_wanted_recall_is_reached_on_queries_it_has_not_seen(similarity, bias):
+@pytest.mark.parametrize(("similarity", "bias"), HEAD_OPTIONS)
+def test_the_wanted_recall_is_reached_on_new_queries(similarity, bias):
     head, hidden = trained(similarity=similarity, bias=bias, rows=600)
     index = Index.build(head, hidden[:300], recall=0.9)
     assert 0.85 <= index.recall(hidden[300:]) <= 1
@@ -32,8 +32,8 @@ def test_the_wanted_recall_is_reached_on_queries_it_has_not_seen(similarity, bia
     assert index.report.probes < index.report.lists / 3
 
 
-@pytest.mark.parametrize(("similarity", "bias"), KINDS)
-def test_who_searches_all_lists_finds_what_is_exact(similarity, bias):
+@pytest.mark.parametrize(("similarity", "bias"), HEAD_OPTIONS)
+def test_searching_all_lists_finds_the_exact_best(similarity, bias):
     head, hidden = trained(similarity=similarity, bias=bias)
     index = Index.build(head, hidden, recall=1.0, lists=3)
     exact = head.topk(hidden, 7).ids
@@ -49,17 +49,17 @@ def test_a_higher_recall_takes_more_lists():
     assert reports[0].recall < reports[1].recall < reports[2].recall
 
 
-def test_the_report_tells_what_was_reached(built):
+def test_the_report_shows_the_measurements(built):
     report = built[2].report
     lines = str(report).splitlines()
     assert lines[0] == f"recall@10           {report.recall:.1%} of the best classes found, 95.0% wanted"
-    assert lines[1].startswith("queries a second    ")
+    assert lines[1].startswith("queries per second  ")
     assert lines[2] == f"lists searched      {report.probes} of 216"
     assert lines[3].endswith("MiB for 3,000 × 16 class vectors")
     assert report.num_bytes == pytest.approx(C * (32 + 8), rel=0.3)
 
 
-def test_what_is_excluded_is_never_found(built):
+def test_excluded_classes_are_never_found(built):
     _, hidden, index = built
     first = index.search(hidden, 3)
     exclude = torch.cat([first, torch.full((len(hidden), 2), -1)], 1)
@@ -85,7 +85,7 @@ def test_more_classes_than_the_lists_hold_take_more_lists(built):
     assert index.search(hidden[:2], C).sort(1).values.tolist() == [list(range(C))] * 2
 
 
-def test_any_shape_and_number_of_queries(built):
+def test_any_shape_and_number_of_queries_is_accepted(built):
     _, hidden, index = built
     flat = index.search(hidden, 4)
     assert torch.equal(index.search(hidden.reshape(4, 100, D), 4).reshape(400, 4), flat)
@@ -95,7 +95,7 @@ def test_any_shape_and_number_of_queries(built):
     assert torch.equal(index.search(many, 4), flat.repeat(4, 1))
 
 
-def test_queries_of_nan_find_nothing_that_hurts_the_others(built):
+def test_a_query_of_nan_does_not_affect_the_others(built):
     _, hidden, index = built
     queries = hidden[:3].clone()
     queries[1] = torch.nan
@@ -105,12 +105,12 @@ def test_queries_of_nan_find_nothing_that_hurts_the_others(built):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
-def test_other_precisions(dtype):
+def test_other_dtypes_are_indexed(dtype):
     head, hidden = trained(dtype=dtype)
     assert Index.build(head, hidden, recall=0.9).recall(hidden) > 0.85
 
 
-def test_an_index_comes_back_as_it_was_kept(built):
+def test_a_state_round_trips(built):
     head, hidden, index = built
     state = index.state()
     about = json.loads(json.dumps(state.about))
@@ -121,45 +121,60 @@ def test_an_index_comes_back_as_it_was_kept(built):
     assert {tensor.device.type for tensor in state.tensors.values()} == {"cpu"}
 
 
-def changed(name, change):
+def with_tensor(name, change):
     def damage(state):
         return IndexState({**state.tensors, name: change(state.tensors[name].clone())}, state.about)
 
     return damage
 
 
-def told(**about):
+def with_metadata(**about):
     return lambda state: IndexState(state.tensors, {**state.about, **about})
 
 
-def put(value, *place):
+def setting(value, *position):
     def change(tensor):
-        tensor[place] = value
+        tensor[position] = value
         return tensor
 
     return change
 
 
 DAMAGED = {
-    "a newer format": (told(format=2), r"`state` must be an index of format 1, got 2"),
+    "a newer format": (with_metadata(format=2), r"`state` must be an index of format 1, got 2"),
     "no format": (lambda state: IndexState({}, {}), r"`state` must be an index of format 1, got None"),
-    "other sizes": (told(num_classes=7), r"`state` must be of the head's 3000 × 16 class vectors, got 7 × 16"),
-    "another digest": (told(digest="0"), r"`state` must be of the head's own weights, got an index of others"),
-    "words for numbers": (told(probes="8"), r"`state` must tell 'probes' as a number that is not negative, got '8'"),
-    "no lists searched": (told(probes=0), r"search 1 or more of them, got 216 and 0"),
-    "too many lists": (told(lists=300), r"`state` must have as many lists as it tells of, 300"),
+    "other sizes": (with_metadata(num_classes=7), r"`state` must be of the head's 3000 × 16 class vectors, got 7 × 16"),
+    "another digest": (with_metadata(digest="0"), r"`state` must be of the head's weights, got an index of others"),
+    "words for numbers": (
+        with_metadata(probes="8"),
+        r"`state` must have 'probes' as a number that is not negative, got '8'",
+    ),
+    "no lists searched": (with_metadata(probes=0), r"search 1 or more of them, got 216 and 0"),
+    "too many lists": (with_metadata(lists=300), r"`state` must have the number of lists in its report, 300"),
     "no codes": (
         lambda state: IndexState({k: v for k, v in state.tensors.items() if k != "codes"}, state.about),
         r"`state` must have a tensor 'codes', got centroids, ids, range, sizes",
     ),
-    "wide codes": (changed("codes", lambda x: x.long()), r"`state` must have 'codes' as torch.uint8, got torch.int64"),
-    "short codes": (changed("codes", lambda x: x[:-1]), r"`state\['codes'\]` must have shape \[3000, 32\]"),
-    "a class twice": (changed("ids", lambda x: put(x[0], 1)(x)), r"`state\['ids'\]` must hold every class once"),
-    "a class too many": (changed("ids", put(C, 0)), r"`state\['ids'\]` must lie in \[0, 3000\), got 3000"),
-    "sizes too small": (changed("sizes", put(0, 0)), r"`state\['sizes'\]` must be sizes of lists that sum to 3000"),
-    "sizes below 0": (changed("sizes", put(-5, 0)), r"`state\['sizes'\]` must be sizes of lists that sum to 3000"),
-    "centroids of NaN": (changed("centroids", put(torch.nan, 0, 0)), r"`state` must hold finite numbers"),
-    "no range": (changed("range", lambda x: x[:0]), r"`state\['range'\]` must have shape \[64\], got \[0\]"),
+    "wide codes": (
+        with_tensor("codes", lambda x: x.long()),
+        r"`state` must have 'codes' as torch.uint8, got torch.int64",
+    ),
+    "short codes": (with_tensor("codes", lambda x: x[:-1]), r"`state\['codes'\]` must have shape \[3000, 32\]"),
+    "a class twice": (
+        with_tensor("ids", lambda x: setting(x[0], 1)(x)),
+        r"`state\['ids'\]` must hold every class once",
+    ),
+    "a class too many": (with_tensor("ids", setting(C, 0)), r"`state\['ids'\]` must lie in \[0, 3000\), got 3000"),
+    "sizes too small": (
+        with_tensor("sizes", setting(0, 0)),
+        r"`state\['sizes'\]` must be sizes of lists that sum to 3000",
+    ),
+    "sizes below 0": (
+        with_tensor("sizes", setting(-5, 0)),
+        r"`state\['sizes'\]` must be sizes of lists that sum to 3000",
+    ),
+    "centroids of NaN": (with_tensor("centroids", setting(torch.nan, 0, 0)), r"`state` must hold finite numbers"),
+    "no range": (with_tensor("range", lambda x: x[:0]), r"`state\['range'\]` must have shape \[64\], got \[0\]"),
 }
 
 
@@ -196,19 +211,19 @@ def test_an_index_of_other_weights_is_refused(built):
     assert Index.from_state(state, other).report == index.report
     with torch.no_grad():
         other.bias[5] += 1e-3
-    with pytest.raises(ValueError, match=r"must be of the head's own weights, got an index of others: build it anew"):
+    with pytest.raises(ValueError, match=r"must be of the head's weights, got an index of others: build it again"):
         Index.from_state(state, other)
 
 
-def test_a_head_that_has_grown_needs_another_index():
+def test_a_resized_head_needs_a_new_index():
     head, hidden = trained(50, 4, k=5)
     index = Index.build(head, hidden)
     head.resize(60, sampler=Exhaustive(60))
-    with pytest.raises(ValueError, match=r"`index` must be of the head's 60 classes, got one of 50: build it anew"):
+    with pytest.raises(ValueError, match=r"`index` must be of the head's 60 classes, got one of 50: build it again"):
         index.search(hidden, 3)
 
 
-def test_it_still_scores_right_when_weights_have_moved(built):
+def test_scores_are_correct_after_the_weights_changed(built):
     head, hidden = trained()
     index = Index.build(head, hidden[:200], recall=1.0)
     with torch.no_grad():
@@ -230,7 +245,7 @@ def test_it_still_scores_right_when_weights_have_moved(built):
         ({"hidden": torch.full((4, D), torch.nan)}, r"`hidden` must be finite, got nan at position \(0, 0\)"),
     ],
 )
-def test_what_cannot_be_built(built, options, message):
+def test_invalid_build_options_are_refused(built, options, message):
     head, hidden, _ = built
     with pytest.raises(ValueError, match=message):
         Index.build(head, **{"hidden": hidden, **options})
@@ -244,7 +259,7 @@ def test_weights_must_be_finite():
         Index.build(head, hidden)
 
 
-def test_what_cannot_be_searched(built):
+def test_invalid_search_options_are_refused(built):
     _, hidden, index = built
     with pytest.raises(ValueError, match=r"`k` must be in \[1, 3000\], got 3001"):
         index.search(hidden, C + 1)
@@ -259,7 +274,7 @@ def test_few_classes_have_few_lists():
     assert index.recall(torch.randn(9, 4), 3) == 1
 
 
-def test_without_faiss_it_says_what_to_install(monkeypatch):
+def test_without_faiss_the_error_names_the_package(monkeypatch):
     head, hidden = trained(50, 4, k=5)
     monkeypatch.setitem(sys.modules, "faiss", None)
     with pytest.raises(ImportError, match=r"`Index` needs faiss: pip install 'manyclass\[ann\]'"):
@@ -267,7 +282,7 @@ def test_without_faiss_it_says_what_to_install(monkeypatch):
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_a_head_on_a_gpu():
+def test_a_head_on_a_gpu_is_indexed():
     head, hidden = trained()
     head, hidden = head.cuda(), hidden.cuda()
     index = Index.build(head, hidden, recall=0.9)
@@ -276,10 +291,10 @@ def test_a_head_on_a_gpu():
     assert Index.from_state(index.state(), head).recall(hidden) == pytest.approx(index.recall(hidden))
 
 
-def test_classes_unlike_all_others_are_found(monkeypatch):
-    """Frequent classes are few and far from the rest: what codes are made for must not be learnt without them."""
-    monkeypatch.setattr(_lists, "_CHUNK", 64)
-    monkeypatch.setattr(_lists, "_SAMPLE", 2)
+def test_outlier_classes_are_found(monkeypatch):
+    """Frequent classes are few and far from the rest, so the range of the codes must include them."""
+    monkeypatch.setattr(_lists, "CHUNK_CLASSES", 64)
+    monkeypatch.setattr(_lists, "SAMPLED_ROWS_PER_LIST", 2)
     head, hidden = trained()
     with torch.no_grad():
         head.bias[2900:] += torch.linspace(10, 40, 100)
@@ -288,13 +303,13 @@ def test_classes_unlike_all_others_are_found(monkeypatch):
     assert index.recall(hidden) > 0.995
 
 
-def test_threads_may_search_one_index(built):
+def test_threads_can_share_an_index(built):
     _, hidden, index = built
     queries = [(hidden[i : i + 8], 1 + i % 3) for i in range(0, 96, 8)]
 
-    def search(asked):
-        return index.nearest(asked[0], 5, thorough=asked[1])[1].tolist()
+    def search(query):
+        return index.nearest(query[0], 5, probe_factor=query[1])[1].tolist()
 
-    expected = [search(asked) for asked in queries]
+    expected = [search(query) for query in queries]
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
         assert list(pool.map(search, queries * 10)) == expected * 10

@@ -1,4 +1,4 @@
-"""Ranks are those of slow loops over all classes."""
+"""Ranks equal those of slow loops over all classes."""
 
 import math
 
@@ -12,7 +12,7 @@ from tests.inference.model import trained
 
 
 def slow(head, hidden, target, exclude=None):
-    """One plus how many classes that are not excluded are better, and half of those that are as good."""
+    """Return 1 plus the number of better classes and half the number of equal ones, excluded classes left out."""
     scores = head.scores(hidden, torch.arange(head.num_classes)).tolist()
     found = []
     for i, own in enumerate(target.tolist()):
@@ -27,11 +27,11 @@ def slow(head, hidden, target, exclude=None):
 @pytest.fixture(params=["at once", "in chunks"])
 def _chunks(request, monkeypatch):
     if request.param == "in chunks":
-        monkeypatch.setattr(rank, "_ELEMENTS", 1 << 9)
+        monkeypatch.setattr(rank, "MAX_SCORES", 1 << 9)
 
 
 def tied_head():
-    """Many classes of equal scores: whole numbers, few of them."""
+    """Return a head whose small integer weights give many classes equal scores."""
     generator = torch.Generator().manual_seed(0)
     head = ClassHead(3, 200, sampler=Exhaustive(200), bias=False, dtype=torch.float64)
     with torch.no_grad():
@@ -41,7 +41,7 @@ def tied_head():
 
 @pytest.mark.usefixtures("_chunks")
 @pytest.mark.parametrize("excluded", [0, 1, 40])
-def test_ties_count_as_their_mean_and_what_is_excluded_not_at_all(excluded):
+def test_ties_get_their_mean_rank_and_excluded_classes_do_not_count(excluded):
     head, hidden, generator = tied_head()
     target = torch.randint(200, (30,), generator=generator)
     exclude = torch.randint(-1, 200, (30, excluded), generator=generator) if excluded else None
@@ -52,7 +52,7 @@ def test_ties_count_as_their_mean_and_what_is_excluded_not_at_all(excluded):
 
 @pytest.mark.usefixtures("_chunks")
 @pytest.mark.parametrize("similarity", ["dot", "cosine"])
-def test_ranks_of_a_trained_head(similarity):
+def test_a_trained_head_ranks_its_best_classes_in_order(similarity):
     head, hidden = trained(300, 8, k=30, similarity=similarity, rows=20, dtype=torch.float64)
     target = head.topk(hidden, 300).ids[torch.arange(20), torch.arange(20) * 7]
     assert ranks(head, hidden, target).tolist() == [1 + 7 * i for i in range(20)]
@@ -64,14 +64,14 @@ def test_a_target_is_ranked_even_where_it_is_excluded():
     assert torch.equal(ranks(head, hidden, target, exclude=target.unsqueeze(1)), ranks(head, hidden, target))
 
 
-@pytest.mark.parametrize("where", ["hidden", "own", "others"])
-def test_nan_is_worst(where):
+@pytest.mark.parametrize("nan_in", ["hidden", "target", "other classes"])
+def test_nan_scores_give_the_worst_rank(nan_in):
     head, hidden, _ = tied_head()
     target = torch.zeros(30, dtype=torch.int64)
     with torch.no_grad():
-        if where == "hidden":
+        if nan_in == "hidden":
             hidden.fill_(math.nan)
-        elif where == "own":
+        elif nan_in == "target":
             head.weight[0] = math.nan
         else:
             head.weight[1:] = math.nan
@@ -87,7 +87,7 @@ def test_ranks_have_the_shape_of_targets():
     assert ranks(head, hidden[:0], target.reshape(-1)[:0]).shape == (0,)
 
 
-def test_a_target_that_is_no_class_is_refused():
+def test_a_target_outside_the_classes_is_refused():
     head, hidden, _ = tied_head()
     with pytest.raises(ValueError, match=r"`target` must lie in \[0, 200\), got 200 at position 1"):
         ranks(head, hidden[:2], torch.tensor([0, 200]))

@@ -1,4 +1,4 @@
-"""One entry to all of it: exactly, or with an index and an error bar."""
+"""`top` is exact without an index, and has an error bar with an index and estimated probabilities."""
 
 import pytest
 import torch
@@ -27,7 +27,7 @@ def test_without_an_index_it_is_exact(similarity):
     found = top(head, hidden, 4, exclude=exclude)
     log_prob, ids = log_p.scatter(1, exclude, -torch.inf).topk(4, 1)
     assert torch.equal(found.ids, ids)
-    # Over all classes: what is excluded has its probability all the same.
+    # Probabilities are normalised over all classes, excluded ones too.
     torch.testing.assert_close(found.log_prob, log_prob)
     assert found.error is None
     assert not found.log_prob.requires_grad
@@ -44,7 +44,7 @@ def test_too_few_classes_are_padded():
     assert (found.ids[1] >= 0).all()
 
 
-def test_an_index_gives_the_probabilities_that_are_asked_for(built):
+def test_an_index_gives_exact_estimated_or_no_probabilities(built):
     head, hidden, index = built
     plain = top(head, hidden, 5, index=index, probabilities="none")
     assert (plain.log_prob, plain.error) == (None, None)
@@ -59,7 +59,7 @@ def test_an_index_gives_the_probabilities_that_are_asked_for(built):
 
 
 @pytest.mark.parametrize("draws", [4, 8])
-def test_the_error_of_a_probability_holds_as_often_as_it_says(built, draws):
+def test_the_interval_covers_the_exact_probability_as_often_as_promised(built, draws):
     head, hidden, index = built
     hidden, generator, held = hidden[200:264], seed(), []
     for _ in range(40):
@@ -69,13 +69,13 @@ def test_the_error_of_a_probability_holds_as_often_as_it_says(built, draws):
     assert 0.90 <= torch.stack(held).mean() <= 0.99
 
 
-def test_excluded_classes_are_in_z_and_are_summed_as_they_are(built):
+def test_excluded_classes_are_explicit_in_z(built):
     head, hidden, index = built
     exclude = head.topk(hidden, 3).ids
     found = top(head, hidden, 5, index=index, exclude=exclude, probabilities="estimated", generator=seed())
     assert not (found.ids.unsqueeze(2) == exclude.unsqueeze(1)).any()
-    blind = top(head, hidden, 5, index=index, probabilities="estimated", generator=seed())
-    assert float((found.error / blind.error).median()) < 1.1
+    unrestricted = top(head, hidden, 5, index=index, probabilities="estimated", generator=seed())
+    assert float((found.error / unrestricted.error).median()) < 1.1
     exact = head.log_prob(hidden, found.ids).detach()
     assert float(((found.log_prob - exact).abs() <= 3 * found.error.unsqueeze(1)).double().mean()) > 0.97
 
@@ -86,13 +86,13 @@ def test_options_reach_the_estimate(built):
     few = top(head, hidden, 2, index=index, probabilities="estimated", generator=seed())
     many = top(head, hidden, 2, index=index, probabilities="estimated", draws=32, sampler=sampler, generator=seed())
     assert float((many.error / few.error).median()) < 0.3
-    _, explicit = index.nearest(hidden[:9], 128, thorough=8)
+    _, explicit = index.nearest(hidden[:9], 128, probe_factor=8)
     once = top(head, hidden[:9], 2, index=index, probabilities="estimated", generator=seed())
     torch.testing.assert_close(once.error, estimate_log_z(head, hidden[:9], explicit=explicit, generator=seed()).error)
 
 
 @pytest.mark.parametrize("probabilities", ["exact", "estimated", "none"])
-def test_any_shape_and_number_of_examples(built, probabilities):
+def test_any_shape_and_number_of_examples_is_accepted(built, probabilities):
     head, hidden, index = built
     shaped = top(head, hidden.reshape(2, 200, D), 3, index=index, probabilities=probabilities)
     assert shaped.ids.shape == (2, 200, 3)
@@ -104,7 +104,7 @@ def test_any_shape_and_number_of_examples(built, probabilities):
     assert none.ids.shape == (0, 3)
 
 
-def test_what_it_refuses(built):
+def test_invalid_arguments_are_refused(built):
     head, hidden, index = built
     with pytest.raises(ValueError, match=r"`probabilities` must be 'exact' or 'none' without an `index`, got 'estim"):
         top(head, hidden, 3, probabilities="estimated")
@@ -119,12 +119,12 @@ def test_what_it_refuses(built):
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_on_a_gpu():
+def test_a_gpu_gives_the_same_results_as_the_cpu():
     head, hidden = trained()
-    here = top(head, hidden, 5)
+    on_cpu = top(head, hidden, 5)
     head, hidden = head.cuda(), hidden.cuda()
-    there = top(head, hidden, 5)
-    torch.testing.assert_close(there.log_prob.cpu(), here.log_prob, rtol=0, atol=1e-4)
+    on_gpu = top(head, hidden, 5)
+    torch.testing.assert_close(on_gpu.log_prob.cpu(), on_cpu.log_prob, rtol=0, atol=1e-4)
     generator = torch.Generator("cuda").manual_seed(0)
     found = estimate_log_z(head, hidden, explicit=head.topk(hidden, 100).ids, generator=generator)
     exact = head.log_z(hidden).detach()

@@ -1,4 +1,4 @@
-"""Work is done once, and again only where what it came from has changed."""
+"""A cell is computed once, and again only if its settings or its code changed."""
 
 import json
 import os
@@ -38,12 +38,12 @@ def test_results_come_in_order_and_only_once_each(tmp_path):
     assert found == [9, 1, 4, 1]
     assert seen[-1] == 4
     assert sorted(mark.read_text().split()) == ["1", "2", "3"]
-    # A second run computes what is new and nothing else.
+    # A second run computes only the new cells.
     assert squares(tmp_path / "cells", [3, 4], mark)[0] == [9, 16]
     assert sorted(mark.read_text().split()) == ["1", "2", "3", "4"]
 
 
-def test_half_a_file_is_no_result(tmp_path):
+def test_a_truncated_file_is_computed_again(tmp_path):
     mark = tmp_path / "mark"
     squares(tmp_path / "cells", [5], mark)
     (path,) = (tmp_path / "cells").rglob("*.json")
@@ -53,7 +53,7 @@ def test_half_a_file_is_no_result(tmp_path):
     assert json.loads(path.read_text())["result"]["square"] == 25
 
 
-def test_what_was_finished_before_an_error_is_kept(tmp_path):
+def test_cells_finished_before_an_error_are_kept(tmp_path):
     mark = tmp_path / "mark"
     with pytest.raises(ValueError, match="cannot take -1"):
         squares(tmp_path / "cells", [6, -1], mark)
@@ -61,16 +61,16 @@ def test_what_was_finished_before_an_error_is_kept(tmp_path):
     assert mark.read_text().split().count("6") == 1
 
 
-def test_changed_code_is_run_again(tmp_path, monkeypatch):
+def test_changed_code_is_computed_again(tmp_path, monkeypatch):
     mark = tmp_path / "mark"
     squares(tmp_path / "cells", [7], mark)
-    monkeypatch.setattr(cells_module, "_code", lambda module: "another version")
+    monkeypatch.setattr(cells_module, "_code_digest", lambda module: "another version")
     squares(tmp_path / "cells", [7], mark)
     assert mark.read_text().split() == ["7", "7"]
 
 
-def test_code_is_a_module_and_what_it_imports():
-    digest = cells_module._code.__wrapped__
+def test_the_digest_covers_a_module_and_its_imports():
+    digest = cells_module._code_digest.__wrapped__
     assert digest("manyclass.lab.problem") != digest("manyclass.lab.objectives")
     sources = set(cells_module._sources("manyclass.lab.problem"))
     assert {"manyclass.lab.problem", "manyclass.counts", "manyclass._check"} <= sources
@@ -87,8 +87,8 @@ def nap(*, seconds):
     return {}
 
 
-def test_an_interruption_waits_for_a_long_cell_only_so_long(tmp_path, monkeypatch):
-    monkeypatch.setattr(cells_module, "_PATIENCE", 0.5)
+def test_an_interruption_waits_for_a_long_cell_only_briefly(tmp_path, monkeypatch):
+    monkeypatch.setattr(cells_module, "SHUTDOWN_SECONDS", 0.5)
 
     def interrupt(done):
         if done:
@@ -101,12 +101,12 @@ def test_an_interruption_waits_for_a_long_cell_only_so_long(tmp_path, monkeypatc
     assert len(list((tmp_path / "cells").rglob("*.json"))) == 1
 
 
-def where(*, number, folder):
+def echo(*, number, folder):
     return {"number": number, "folder": folder}
 
 
-def test_what_a_cell_is_given_does_not_make_it_another(tmp_path):
+def test_unkeyed_arguments_do_not_change_the_cell(tmp_path):
     with Cells(tmp_path / "cells", jobs=1) as cells:
-        (first,) = cells.map(where, [{"number": 1}], given={"folder": "here"})
-        (again,) = cells.map(where, [{"number": 1}], given={"folder": "there"})
+        (first,) = cells.map(echo, [{"number": 1}], unkeyed={"folder": "here"})
+        (again,) = cells.map(echo, [{"number": 1}], unkeyed={"folder": "there"})
     assert first["folder"] == again["folder"] == "here"

@@ -1,4 +1,4 @@
-"""A run writes into its own folder, or into none."""
+"""A run never writes into a folder that holds files of another program."""
 
 import os
 
@@ -8,26 +8,26 @@ from manyclass.errors import UserError
 from manyclass.lab.folder import claim_folder
 
 
-def test_a_new_an_empty_and_an_own_folder_will_do(tmp_path):
+def test_a_new_folder_and_that_of_an_earlier_run_are_accepted(tmp_path):
     claim_folder(tmp_path / "a" / "b", "paper")
     (tmp_path / "a" / "b" / "results.json").write_text("{}")
     claim_folder(tmp_path / "a" / "b", "paper")
 
 
-def test_somebody_elses_files_are_left_alone(tmp_path):
+def test_a_folder_with_other_files_is_refused(tmp_path):
     (tmp_path / "thesis.tex").write_text("years of work")
     with pytest.raises(UserError, match="which has other files"):
         claim_folder(tmp_path, "paper")
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 
-def test_another_kind_of_run_is_somebody_else(tmp_path):
+def test_the_folder_of_another_command_is_refused(tmp_path):
     claim_folder(tmp_path, "study")
     with pytest.raises(UserError, match="which has other files"):
         claim_folder(tmp_path, "paper")
 
 
-def test_a_file_is_no_folder(tmp_path):
+def test_a_file_is_refused(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match="which is a file"):
         claim_folder(tmp_path / "file", "paper")

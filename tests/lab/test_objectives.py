@@ -1,4 +1,4 @@
-"""The lab's own objectives are the formulas they quote."""
+"""The lab's objectives compute the formulas in their docstrings."""
 
 import math
 
@@ -52,14 +52,14 @@ def test_the_bound_of_all_classes_is_exact():
     assert torch.allclose(UpperBound()(own, slots, candidates), scores.logsumexp(1) - own)
 
 
-def test_the_bound_is_one():
+def test_the_bound_is_above_z_in_expectation():
     torch.manual_seed(0)
     examples = 20_000
     scores, target = torch.randn(1, 7).double().expand(examples, -1), torch.zeros(examples, dtype=torch.long)
     sampler = Bernoulli.from_probabilities(torch.full((7,), 0.5), group_size=1)
     own, slots, candidates = scored(sampler, scores, target)
     bound = (UpperBound()(own, slots, candidates) + own).exp()
-    # By hand: 6 others, each 1 or exp(2 s) with even odds.
+    # By hand: each of the 6 other classes contributes 1 or exp(2 s), with probability one half each.
     others = scores[0, 1:]
     expected = scores[0, 0].exp() + ((2 * others).exp() / 2 + 0.5).sum()
     assert abs(float(bound.mean() - expected)) < 4 * float(bound.std()) / examples**0.5

@@ -1,4 +1,4 @@
-"""The paper's experiments, on a scale that only shows that they run: verdicts are for whoever has five minutes."""
+"""The paper's experiments run, at a scale too small for most verdicts."""
 
 import json
 import os
@@ -13,9 +13,9 @@ from manyclass.lab.cells import Cells
 from manyclass.lab.experiment import Lab, Scale
 from manyclass.lab.paper import EXPERIMENTS, reproduce
 from manyclass.lab.paper.curves import Curves, _first_below
-from manyclass.lab.paper.rates import GRID, Sweep
+from manyclass.lab.paper.rates import LEARNING_RATES, Sweep
+from manyclass.lab.runner import CellRunner
 from manyclass.lab.spread import Spread, band
-from manyclass.lab.work import Work
 from tests.browser import CHROMIUM, browse
 
 TINY = Scale(seeds=2, iterations=40, short=40, sweep_seeds=1, draws=40)
@@ -36,13 +36,13 @@ CLAIMS = {
 
 
 def results(folder):
-    """What a run found, but for its times."""
+    """Return a run's results without its times."""
     found = json.loads((folder / "results.json").read_text())
     assert found.pop("time")["seconds"] >= 0
     return found
 
 
-def test_all_experiments_and_what_they_write(tmp_path):
+def test_all_experiments_run_and_write_their_results(tmp_path):
     first = reproduce(tmp_path / "a", scale=TINY, jobs=2)
     found = results(tmp_path / "a")
     ids = [claim["id"] for claim in found["claims"]]
@@ -53,7 +53,7 @@ def test_all_experiments_and_what_they_write(tmp_path):
         assert isinstance(claim["holds"], bool)
         assert claim["holds"] or claim["reason"] or claim["id"] not in {"variance-footnote", "taylor-bias"}
     verdicts = {claim["id"]: claim["holds"] for claim in found["claims"]}
-    # These do not depend on how long anything was trained.
+    # These verdicts do not depend on the length of training.
     assert verdicts["bernoulli-exponent"]
     assert verdicts["cost-fifty-fold"]
     assert verdicts["gamma-bounded"]
@@ -70,14 +70,14 @@ def test_all_experiments_and_what_they_write(tmp_path):
         assert f'data-drawn="{figures}"' in document
         assert all(f"<td>{name}</td>" in document for name in ids)
         assert "CONSOLE" not in log, log
-    # Again: no cell is computed, and nothing changes.
+    # A second run computes no cell and changes nothing.
     files = {path: path.stat().st_mtime_ns for path in (tmp_path / "a" / "cells").rglob("*.json")}
     reproduce(tmp_path / "a", scale=TINY, jobs=2)
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "a" / "cells").rglob("*.json")} == files
     assert results(tmp_path / "a") == found
 
 
-def test_killed_in_the_middle_it_goes_on_to_the_same_results(tmp_path):
+def test_a_killed_run_resumes_to_the_same_results(tmp_path):
     program = (
         "from pathlib import Path\n"
         "from manyclass.lab.experiment import Scale\n"
@@ -102,27 +102,30 @@ def test_killed_in_the_middle_it_goes_on_to_the_same_results(tmp_path):
     assert all(path.stat().st_mtime_ns == written for path, written in kept.items())
 
 
-def test_a_changed_setting_reruns_only_what_it_touches(tmp_path):
-    asked = []
+def test_a_changed_setting_recomputes_only_the_cells_it_affects(tmp_path):
+    progress = []
     with Cells(tmp_path, jobs=2) as cells:
-        lab = Lab(TINY, 0, Work(cells, lambda name, done, total: asked.append((done, total))))
-        lab.work.begin("signs")
+        lab = Lab(TINY, 0, CellRunner(cells, lambda name, done, total: progress.append((done, total))))
+        lab.runner.start("signs")
         EXPERIMENTS["signs"](lab)
         before = set(tmp_path.rglob("*.json"))
-        # Another seed for the gradients; the sweep's one seed is the same.
-        more = Lab(Scale(**{**vars(TINY), "seeds": 3}), 0, Work(cells))
-        more.work.begin("signs")
+        # Only the gradients have a further seed; the sweep still has one.
+        more = Lab(Scale(**{**vars(TINY), "seeds": 3}), 0, CellRunner(cells))
+        more.runner.start("signs")
         EXPERIMENTS["signs"](more)
     assert len(set(tmp_path.rglob("*.json")) - before) == 1
-    assert asked[-1][0] == asked[-1][1]
+    assert progress[-1][0] == progress[-1][1]
 
 
-def test_the_best_rate_is_best_for_all_and_never_one_that_diverges():
+def test_the_best_rate_has_the_highest_mean_and_never_diverges():
     nan = float("nan")
     sweep = Sweep(
-        {"a": [-3.0, -1.0, nan, *[-9.0] * (len(GRID) - 3)], "b": [-1.0, -2.0, 0.0, *[-9.0] * (len(GRID) - 3)]}
+        {
+            "a": [-3.0, -1.0, nan, *[-9.0] * (len(LEARNING_RATES) - 3)],
+            "b": [-1.0, -2.0, 0.0, *[-9.0] * (len(LEARNING_RATES) - 3)],
+        }
     )
-    assert sweep.best == GRID[1]
+    assert sweep.best == LEARNING_RATES[1]
 
 
 def test_iterations_are_counted_to_the_first_crossing():
@@ -138,7 +141,7 @@ def test_iterations_are_counted_to_the_first_crossing():
     assert curves.mean_bias("other") == [-10.0]
 
 
-def test_a_spread_leaves_out_what_is_missing_and_a_band_shows_the_gap():
+def test_a_spread_skips_missing_values_and_a_band_leaves_a_gap():
     assert Spread.of([1.0, None, 3.0]) == Spread(2.0, 1.0, 3.0)
     assert Spread.of([-1.5, -1.5]).text(".1f") == "−1.5 (−1.5 to −1.5)"
     assert Spread.of([None]).text() == "–"

@@ -1,11 +1,11 @@
-"""The paper's problem is what its text says."""
+"""The synthetic problem follows the paper's description."""
 
 import torch
 
 from manyclass.lab.problem import Minibatches, paper_problem
 
 
-def test_the_same_seed_is_the_same_problem():
+def test_the_same_seed_gives_the_same_problem():
     paper_problem.cache_clear()
     one = paper_problem(3, 50)
     paper_problem.cache_clear()
@@ -17,12 +17,12 @@ def test_the_same_seed_is_the_same_problem():
 def test_targets_follow_the_true_model():
     problem = paper_problem(0, 50)
     own = problem.true_p.gather(1, problem.target.unsqueeze(1)).double()
-    # The mean of p(target) is that of Σ p² if targets have the law p; its standard error is below 1/√N.
+    # If targets are distributed as p, the mean of p(target) is that of Σ p²; its standard error is below 1/√N.
     expected = problem.true_p.double().square().sum(1).mean()
     assert abs(float(own.mean() - expected)) < 4 * float(own.std()) / len(own) ** 0.5
 
 
-def test_minibatches_pass_over_every_example_once_in_an_order_of_the_epoch():
+def test_minibatches_hold_every_example_once_and_are_shuffled_by_epoch():
     problem = paper_problem(0, 50)
     batches = Minibatches(problem, seed=1)
     inputs = torch.cat([batch[0] for batch in batches])

@@ -41,7 +41,7 @@ def paper(out: Path, quick: bool, full: bool, only: str, seed: int, jobs: int | 
     scale = QUICK if quick else FULL if full else DEFAULT
     try:
         with progress() as watch:
-            done = reproduce(out, scale=scale, seed=seed, only=names or None, jobs=jobs, watch=watch)
+            done = reproduce(out, scale=scale, seed=seed, only=names or None, jobs=jobs, on_progress=watch)
     except ImportError as error:
         raise UserError(str(error)) from error
     except KeyboardInterrupt:

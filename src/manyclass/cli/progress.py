@@ -16,11 +16,11 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from manyclass.lab.work import Watch
+from manyclass.lab.runner import OnProgress
 
 
 @contextmanager
-def progress() -> Iterator[Watch]:
+def progress() -> Iterator[OnProgress]:
     """A bar for each experiment on a terminal; elsewhere a line now and then."""
     console = Console(stderr=True)
     if not console.is_terminal:

@@ -94,7 +94,7 @@ def study(
                     device=device,
                     jobs=jobs,
                     report=report,
-                    watch=watch,
+                    on_progress=watch,
                 )
     except ImportError as error:
         raise UserError(str(error)) from error

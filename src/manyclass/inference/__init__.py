@@ -1,4 +1,4 @@
-"""The best classes, their probabilities, and log Z with an error bar."""
+"""Inference: the best classes, their probabilities, ranks, and estimates of log Z with an error bar."""
 
 from manyclass.inference.estimate import LogZ as LogZ
 from manyclass.inference.estimate import estimate_log_z as estimate_log_z

@@ -1,8 +1,8 @@
-"""Class vectors in lists of neighbours, a byte for each number, scanned for the largest inner products."""
+"""Inverted lists of class vectors, quantised to one byte per number, for maximum inner product search."""
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
@@ -12,22 +12,22 @@ from manyclass import _check
 from manyclass._faiss import load_faiss
 from manyclass.kmeans import fit_centroids, nearest_centroids
 
-_CHUNK = 1 << 16
-_SAMPLE = 64  # rows a centroid is learnt from
-_MULTIPLE = 16  # of which a width must be one to be scanned with vector instructions, several times as fast
+CHUNK_CLASSES = 1 << 16
+SAMPLED_ROWS_PER_LIST = 64  # from which the centroids are learned
+WIDTH_MULTIPLE = 16  # numbers; faiss scans such widths with vector instructions, several times as fast
 
 
-class CodedLists:
-    """C vectors: each is in the list of the centroid at the least distance, and is the centroid plus a byte a number.
+class QuantizedLists:
+    """C vectors, each in the list of its nearest centroid, as one byte per number of its difference from the centroid.
 
-    Which lists are worth a look is told by the inner products of the query with their centroids. (By distance classes
-    of like norms come together; lists of classes of like directions, as faiss makes them for inner products, mix
-    frequent classes with rare ones and find 60 % where these find 95 %.)
+    A query searches the lists whose centroids have the largest inner products with it. (Lists by distance group classes
+    of similar norm. Lists by direction, as faiss makes them for inner products, mix frequent with rare classes and find
+    60 % where these find 95 %.)
 
-    faiss scans the lists, on the CPU; centroids may be elsewhere.
+    faiss scans the lists on the CPU; the centroids may be on another device.
 
     Args:
-        centroids: float32 [J, W], W the vectors' length, rounded up to a multiple of 16.
+        centroids: float32 [J, W], where W is the vectors' length rounded up to a multiple of 16.
         lists: faiss's inverted file.
     """
 
@@ -35,76 +35,77 @@ class CodedLists:
         self.centroids = centroids
         self._lists = lists
         self._searching = threading.Lock()
-        # Queries are shared out among threads, each one thread's: what is found does not depend on their number.
+        # Parallelise over queries only, so that results do not depend on the number of threads.
         lists.parallel_mode = 3
 
     @classmethod
     @torch.no_grad()
-    def of(cls, rows: Callable[[Tensor], Tensor], num_classes: int, number: int, device: torch.device) -> "CodedLists":
-        """The lists of C vectors, which are never held all at once.
+    def build(cls, rows: Callable[[Tensor], Tensor], num_classes: int, number: int, device: torch.device) -> Self:
+        """Build the lists of C vectors, which are read in chunks.
 
         Args:
-            rows: from ids [N] to vectors float32 [N, D].
+            rows: function from ids [N] to vectors, float32 [N, D].
             num_classes: C.
-            number: of lists.
-            device: of ids and vectors.
+            number: number of lists.
+            device: device of ids and vectors.
         """
         faiss = load_faiss("`Index`")
-        some = max(_SAMPLE * number, _CHUNK)
+        some = max(SAMPLED_ROWS_PER_LIST * number, CHUNK_CLASSES)
         chosen = torch.arange(num_classes)
         if some < num_classes:
             chosen = torch.randint(num_classes, (some,), generator=torch.Generator().manual_seed(0))
-        sample = _padded(rows(chosen.to(device)))
+        sample = _pad(rows(chosen.to(device)))
         centroids = fit_centroids(sample, number)
         del sample
         label, low, high = _assign(rows, num_classes, centroids)
-        lists = _empty(faiss, centroids, torch.cat([low, high - low]).cpu())
-        for start in range(0, num_classes, _CHUNK):
-            ids = torch.arange(start, min(start + _CHUNK, num_classes), device=device)
-            arrays = [x.cpu().contiguous().numpy() for x in (_padded(rows(ids)), ids, label[ids])]
+        lists = _empty_lists(faiss, centroids, torch.cat([low, high - low]).cpu())
+        for start in range(0, num_classes, CHUNK_CLASSES):
+            ids = torch.arange(start, min(start + CHUNK_CLASSES, num_classes), device=device)
+            arrays = [x.cpu().contiguous().numpy() for x in (_pad(rows(ids)), ids, label[ids])]
             lists.add_core(len(ids), *map(faiss.swig_ptr, arrays))
         return cls(centroids, lists)
 
     @property
     def num_lists(self) -> int:
+        """The number of lists, J."""
         return int(self._lists.nlist)
 
     @property
     def num_bytes(self) -> int:
-        """Of codes, ids and centroids."""
+        """Bytes of codes, ids and centroids."""
         return int(self._lists.ntotal) * (int(self._lists.code_size) + 8) + 4 * self.centroids.numel()
 
     def search(self, query: Tensor, n: int, probes: int) -> Tensor:
-        """int64 [B, n]: about the largest inner products with each query float32 [B, D], in `probes` lists.
+        """Return distinct ids [B, n] of about the largest inner products with queries float32 [B, D] in `probes` lists.
 
-        They are distinct; where the lists hold fewer, -1 pads.
+        -1 pads if those lists hold fewer than n.
         """
         near = self._affinity(query).topk(min(probes, self.num_lists))
-        arrays = [x.cpu().contiguous().numpy() for x in (_padded(query), near.indices, near.values)]
-        # How many lists to search is a field of faiss's; other threads may search more.
+        arrays = [x.cpu().contiguous().numpy() for x in (_pad(query), near.indices, near.values)]
+        # The lock protects faiss's field `nprobe`, because other threads may search another number of lists.
         with self._searching:
             self._lists.nprobe = near.indices.shape[1]
             _, found = self._lists.search_preassigned(arrays[0], n, *arrays[1:])
         return torch.from_numpy(found).to(query.device)
 
-    def turns(self, query: Tensor) -> Tensor:
-        """int64 [B, J]: which turn each list has when a query [B, D] searches all of them."""
+    def probe_order(self, query: Tensor) -> Tensor:
+        """Return the position [B, J] of each list in the order in which queries [B, D] search them."""
         return self._affinity(query).argsort(1, descending=True).argsort(1)
 
     def _affinity(self, query: Tensor) -> Tensor:
         centroids = self.centroids.to(query.device)
         self.centroids = centroids
-        return _padded(query) @ centroids.T
+        return _pad(query) @ centroids.T
 
-    def list_of(self) -> Tensor:
-        """int64 [C]: the list that each class is in."""
+    def list_ids(self) -> Tensor:
+        """Return the list of each class, int64 [C]."""
         label = torch.empty(int(self._lists.ntotal), dtype=torch.int64)
         for i, (ids, _) in enumerate(self._contents()):
             label[ids] = i
         return label
 
     def tensors(self) -> dict[str, Tensor]:
-        """All of it as plain tensors."""
+        """Return the state as plain tensors."""
         faiss = load_faiss("`Index`")
         ids, codes = zip(*self._contents(), strict=True)
         return {
@@ -116,7 +117,7 @@ class CodedLists:
         }
 
     def _contents(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Ids [n] and codes [n, W] of each list, as views."""
+        """Yield ids [n] and codes [n, W] of each list, as views."""
         faiss = load_faiss("`Index`")
         inverted, width = self._lists.invlists, int(self._lists.code_size)
         for i in range(self.num_lists):
@@ -129,11 +130,12 @@ class CodedLists:
             yield torch.from_numpy(ids), torch.from_numpy(codes).reshape(n, width)
 
     @classmethod
-    def from_tensors(cls, tensors: Mapping[str, Tensor], num_classes: int, length: int) -> "CodedLists":
-        """What `tensors` gave, for so many classes with vectors of this length.
+    def from_tensors(cls, tensors: Mapping[str, Tensor], num_classes: int, length: int) -> Self:
+        """Restore lists of `num_classes` vectors of this length from the output of `tensors`.
 
         Raises:
-            TypeError, ValueError: the tensors are no lists of these classes.
+            TypeError: a value is not a tensor.
+            ValueError: a tensor is missing, has a wrong dtype or shape, or holds values that no valid lists have.
         """
         faiss = load_faiss("`Index`")
         expected = {"centroids": torch.float32, "range": torch.float32, "sizes": torch.int64, "ids": torch.int64}
@@ -162,7 +164,7 @@ class CodedLists:
             )
         if not (centroids.isfinite().all() and limits.isfinite().all()):
             raise ValueError("`state` must hold finite numbers, got others among its centroids or ranges")
-        lists = _empty(faiss, centroids, limits)
+        lists = _empty_lists(faiss, centroids, limits)
         place = 0
         for i, n in enumerate(sizes.tolist()):
             if n:
@@ -174,38 +176,38 @@ class CodedLists:
 
 
 def _width(length: int) -> int:
-    return -(-length // _MULTIPLE) * _MULTIPLE
+    return -(-length // WIDTH_MULTIPLE) * WIDTH_MULTIPLE
 
 
-def _padded(vectors: Tensor) -> Tensor:
+def _pad(vectors: Tensor) -> Tensor:
     return F.pad(vectors, (0, _width(vectors.shape[1]) - vectors.shape[1]))
 
 
 def _assign(rows: Callable[[Tensor], Tensor], num_classes: int, centroids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The list of each class [C], and the least and greatest of each number [W] that centroids leave.
+    """Return the list of each class [C], and minimum and maximum [W] of the differences from the centroids.
 
-    Over all classes, not some: the few that are unlike the rest are the frequent ones, the best of many queries, and
-    codes that cut them off would lose them.
+    The extremes are over all classes, not a sample: the few outliers are the frequent classes, which many queries seek,
+    and codes that clip them would lose them.
     """
     label = torch.empty(num_classes, dtype=torch.int64, device=centroids.device)
     low = torch.full_like(centroids[0], torch.inf)
     high = -low
-    for start in range(0, num_classes, _CHUNK):
-        ids = torch.arange(start, min(start + _CHUNK, num_classes), device=centroids.device)
-        part = _padded(rows(ids))
+    for start in range(0, num_classes, CHUNK_CLASSES):
+        ids = torch.arange(start, min(start + CHUNK_CLASSES, num_classes), device=centroids.device)
+        part = _pad(rows(ids))
         label[ids] = nearest_centroids(part, centroids)
         least, most = (part - centroids[label[ids]]).aminmax(dim=0)
         low, high = torch.minimum(low, least), torch.maximum(high, most)
     return label, low, high
 
 
-def _empty(faiss: Any, centroids: Tensor, limits: Tensor) -> Any:
-    """Lists of nothing yet. Codes are of what is left when the centroid is taken away, which is small.
+def _empty_lists(faiss: Any, centroids: Tensor, limits: Tensor) -> Any:
+    """Create empty lists that encode differences from the centroids, which are small.
 
     Args:
         faiss: the library.
         centroids: float32 [J, W].
-        limits: float32 [2 W], the least of each number and how far it reaches from there.
+        limits: minimum and range of each number, float32 [2 W].
     """
     number, width = centroids.shape
     coarse = faiss.IndexFlatL2(width)

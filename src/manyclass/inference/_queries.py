@@ -1,4 +1,4 @@
-"""A head's classes and hidden vectors as an index sees them, and what is asked of it."""
+"""Class vectors and queries of an index, and checks of its arguments."""
 
 import hashlib
 import math
@@ -10,13 +10,13 @@ from torch import Tensor
 from manyclass import _check
 from manyclass.heads import ClassHead
 
-_CHUNK = 1 << 16  # classes whose bytes are read at once
-_ELEMENTS = 1 << 24  # numbers of class vectors looked up at once
-_ROWS = 1 << 10
+CHUNK_CLASSES = 1 << 16  # hashed at once
+MAX_GATHERED_NUMBERS = 1 << 24  # of class vectors gathered at once
+MAX_ROWS = 1 << 10  # examples at once
 
 
-def rows_of(head: ClassHead, hidden: Tensor) -> Tensor:
-    """Hidden [..., D] as [B, D], on the head's device."""
+def flatten_hidden(head: ClassHead, hidden: Tensor) -> Tensor:
+    """Check hidden [..., D], and return it as [B, D]."""
     _check.tensor("hidden", hidden)
     if hidden.dim() == 0 or hidden.shape[-1] != head.dim:
         raise ValueError(f"`hidden` must have shape [..., {head.dim}], got {list(hidden.shape)}")
@@ -24,21 +24,21 @@ def rows_of(head: ClassHead, hidden: Tensor) -> Tensor:
     return hidden.reshape(-1, head.dim)
 
 
-def rows_at_once(head: ClassHead, n: int) -> int:
-    """How many examples may have n classes each looked up at once."""
-    return max(1, min(_ROWS, _ELEMENTS // (n * head.dim)))
+def rows_per_chunk(head: ClassHead, n: int) -> int:
+    """Return the number of examples for which n class vectors each fit into memory."""
+    return max(1, min(MAX_ROWS, MAX_GATHERED_NUMBERS // (n * head.dim)))
 
 
 def class_vectors(head: ClassHead, ids: Tensor) -> Tensor:
-    """float32 [N, D] or, with biases, [N, D + 1]: classes such that inner products with queries are scores."""
+    """Return float32 vectors [N, D], with biases [N, D + 1], whose inner products with queries are scores."""
     rows = head.weight.detach()[ids].float()
     if head.similarity == "cosine":
         rows = F.normalize(rows, dim=1)
     return rows if head.bias is None else torch.cat([rows, head.bias.detach()[ids].float().unsqueeze(1)], 1)
 
 
-def queries(head: ClassHead, hidden: Tensor) -> Tensor:
-    """float32 [B, D] or, with biases, [B, D + 1] of hidden [B, D]."""
+def query_vectors(head: ClassHead, hidden: Tensor) -> Tensor:
+    """Return float32 queries [B, D], with biases [B, D + 1], for hidden [B, D]."""
     hidden = hidden.detach().float()
     if head.similarity == "cosine":
         hidden = F.normalize(hidden, dim=1) * head.scale
@@ -46,7 +46,7 @@ def queries(head: ClassHead, hidden: Tensor) -> Tensor:
 
 
 def check_exclude(head: ClassHead, hidden: Tensor, exclude: Tensor | None) -> Tensor | None:
-    """Exclusions [..., E] as [B, E], checked; None where there are none."""
+    """Check exclusions [..., E], and return them as [B, E], or None if there are none."""
     if exclude is None:
         return None
     exclude = _check.ids("exclude", exclude, head.num_classes, pads=True)
@@ -56,15 +56,15 @@ def check_exclude(head: ClassHead, hidden: Tensor, exclude: Tensor | None) -> Te
     return exclude.reshape(-1, exclude.shape[-1]) if exclude.shape[-1] else None
 
 
-def most_excluded(exclude: Tensor | None) -> int:
-    """How many classes a row of [B, E] excludes at most."""
+def max_excluded(exclude: Tensor | None) -> int:
+    """Return the largest number of classes that a row of [B, E] excludes."""
     return 0 if exclude is None or not len(exclude) else int((exclude >= 0).sum(1).max())
 
 
-def keep(scores: Tensor, ids: Tensor, k: int, exclude: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The k best [B, k] of scores and ids [B, N] that are not excluded; -inf and -1 pad."""
+def select_best(scores: Tensor, ids: Tensor, k: int, exclude: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return the k best scores and ids [B, k] of [B, N] that are not excluded, padded with -inf and -1."""
     if exclude is not None:
-        # By search: comparing all with all would take N·E for each row.
+        # Binary search, because comparing all pairs takes N·E per row.
         ascending = exclude.sort(1).values
         place = torch.searchsorted(ascending, ids.contiguous()).clamp_(max=exclude.shape[1] - 1)
         scores = scores.masked_fill(ascending.gather(1, place) == ids, -math.inf)
@@ -75,21 +75,21 @@ def keep(scores: Tensor, ids: Tensor, k: int, exclude: Tensor | None) -> tuple[T
 
 
 def check_finite(head: ClassHead, hidden: Tensor) -> None:
-    """Raise where a query, a class vector or a bias is infinite or NaN."""
+    """Raise a ValueError if a query, a class vector or a bias is infinite or NaN."""
     for name, parameter in (("hidden", hidden), ("weight", head.weight), ("bias", head.bias)):
         if parameter is None:
             continue
         value = parameter.detach()
-        # The extremes answer for all, and no mask is made unless one is to be named.
+        # Checking the extremes suffices, and avoids a mask in the normal case.
         if not all(end.isfinite() for end in value.aminmax()):
             raise ValueError(f"`{name}` must be finite, {_check.at_first(value, ~value.isfinite())}")
 
 
-def digest_of(head: ClassHead) -> str:
-    """SHA-256 of the class vectors and biases, and of what makes scores of them."""
+def weights_digest(head: ClassHead) -> str:
+    """Return the SHA-256 of similarity, dtype, shape, class vectors and biases."""
     sha = hashlib.sha256(f"{head.similarity} {head.weight.dtype} {tuple(head.weight.shape)}".encode())
     for parameter in (head.weight, head.bias):
         if parameter is not None:
-            for part in parameter.detach().split(_CHUNK):
+            for part in parameter.detach().split(CHUNK_CLASSES):
                 sha.update(part.cpu().contiguous().view(torch.uint8).numpy())
     return sha.hexdigest()

@@ -1,4 +1,4 @@
-"""log Z from a few draws, with an error bar."""
+"""Estimates of log Z from a few draws, with an error bar."""
 
 import math
 from dataclasses import dataclass
@@ -8,21 +8,21 @@ from torch import Tensor
 
 from manyclass import _check
 from manyclass.heads import ClassHead
-from manyclass.inference._queries import rows_at_once, rows_of
+from manyclass.inference._queries import flatten_hidden, rows_per_chunk
 from manyclass.kernels import at_least_float32
 from manyclass.samplers import Sampler
 
-_ROWS = 256  # examples at once: where each has a draw of its own, so many times k class vectors are held
-_CONFIDENCE = 0.95
+MAX_ROWS = 256  # examples at once: with a separate draw each, this many times k class vectors are in memory
+CONFIDENCE = 0.95
 
 
 @dataclass(frozen=True)
 class LogZ:
-    """Estimates of log Z, and how far off they may be.
+    """Estimates of log Z with their error.
 
     Args:
-        log_z: [...].
-        error: [...], half the width of an interval around it that holds the exact log Z in 95 cases of 100.
+        log_z: estimates [...].
+        error: half-width [...] of a 95 % confidence interval for the exact log Z.
     """
 
     log_z: Tensor
@@ -39,30 +39,30 @@ def estimate_log_z(
     draws: int = 8,
     generator: torch.Generator | None = None,
 ) -> LogZ:
-    """log Z̃ from independent draws of a sampler, and its error.
+    """Estimate log Z from independent draws of a sampler, with an error.
 
-    Each draw gives Z̃ = Σ u over the explicit classes + Σ κ u over the drawn ones that are not explicit, which is Z on
-    average. log_z is the log of the mean over draws; its error follows from the spread of the draws, s/(Z̃ √draws) for
-    log Z̃ to first order, times Student's t for so many draws.
+    Each draw gives Z̃ = Σ u over the explicit classes + Σ κ u over the drawn ones that are not explicit, an unbiased
+    estimate of Z. log_z is the log of the mean over draws; its error is the standard error s/(Z̃ √draws) of log Z̃ to
+    first order, times the quantile of Student's t.
 
-    A class that carries much of Z and is rarely drawn makes most draws fall short, all by the same: then the spread of
-    a few draws says nothing, and the interval misses log Z more often than it should, mostly from below. Explicit
-    classes cure that. On a word model (33,278 classes, k = 512) the interval holds log Z in 91 cases of 100 without
-    any, in 93 with the best 10 explicit, in 94 to 95 with the best 128, and in 93 with what an index finds of those as
-    `top` asks it. More draws make it narrower, not truer. `Clustered` draws most where the explicit classes are: beside
-    those its interval holds log Z a little less often than that of other designs.
+    If a class with a large part of Z is rarely drawn, most draws are too low by the same amount: the spread of a few
+    draws is then too small, and the interval misses log Z more often than it should, mostly from below. Explicit
+    classes solve that. On a word model (33,278 classes, k = 512) the interval covers log Z in 91 % of cases without
+    any, 93 % with the best 10 explicit, 94 to 95 % with the best 128, and 93 % with those that an index finds in `top`.
+    More draws make the interval narrower, but not more reliable. `Clustered` draws mostly near the explicit classes, so
+    its interval covers log Z slightly less often than that of other designs.
 
     Args:
-        head: whose Z.
-        hidden: [..., D].
-        explicit: ids [..., E], -1 pads: classes that are summed as they are, such as the best an index has found.
-        sampler: draws the others. Default: the head's own. One that needs more classes for this than for training is
-            given here; one that looks at class vectors must have been shown the head's (`sampler.attach`).
-        draws: how many, at least 4. All rows of 256 share a draw, unless the sampler draws for groups.
-        generator: for the draws.
+        head: the head that scores the classes.
+        hidden: hidden vectors [..., D].
+        explicit: class ids [..., E], padded with -1, that are summed exactly, such as the best of an index.
+        sampler: sampler of the other classes, by default the head's. Pass another to draw more classes than in
+            training; a sampler that depends on class vectors must have the head's attached (`sampler.attach`).
+        draws: number of draws, at least 4. Chunks of 256 rows share a draw, unless the sampler draws per group.
+        generator: random generator of the draws.
 
     Raises:
-        ValueError: fewer draws; a sampler for other classes or one whose Z̃ is not Z on average.
+        ValueError: `draws` is below 4, or the sampler has another number of classes or a biased Z̃.
 
     Example:
         >>> from manyclass.samplers import Systematic
@@ -79,7 +79,7 @@ def estimate_log_z(
         raise ValueError(f"`sampler` must draw from {head.num_classes} classes, got {sampler.num_classes}")
     if not sampler.unbiased:
         raise ValueError(f"`sampler` must have Z̃ = Z on average, got {type(sampler).__name__}, which has not")
-    rows = rows_of(head, hidden)
+    rows = flatten_hidden(head, hidden)
     if sampler.device is not None:
         _check.device("sampler", rows, sampler.device)
     if explicit is None:
@@ -89,8 +89,8 @@ def estimate_log_z(
         if explicit.dim() == 0 or explicit.shape[:-1] != hidden.shape[:-1]:
             raise ValueError(f"`explicit` must have shape {[*hidden.shape[:-1], 'E']}, got {list(explicit.shape)}")
         _check.device("explicit", explicit, hidden.device)
-        known = _once(explicit.reshape(len(rows), explicit.shape[-1]))
-    size = min(_ROWS, rows_at_once(head, max(1, known.shape[1])))
+        known = _deduplicate(explicit.reshape(len(rows), explicit.shape[-1]))
+    size = min(MAX_ROWS, rows_per_chunk(head, max(1, known.shape[1])))
     parts = []
     for part, others in zip(rows.split(size), known.split(size), strict=True):
         parts.append(_estimate(head, part, others, sampler, draws, generator))
@@ -99,19 +99,14 @@ def estimate_log_z(
 
 
 def _estimate(
-    head: ClassHead,
-    hidden: Tensor,
-    explicit: Tensor,
-    sampler: Sampler,
-    draws: int,
-    generator: torch.Generator | None,
+    head: ClassHead, hidden: Tensor, explicit: Tensor, sampler: Sampler, draws: int, generator: torch.Generator | None
 ) -> tuple[Tensor, Tensor]:
-    """log Z̃ and its error [B] of hidden [B, D]."""
+    """Return log Z̃ and its error [B] for hidden [B, D]."""
     if not len(hidden):
         return at_least_float32(hidden.new_empty(0)), at_least_float32(hidden.new_empty(0))
     own = head.scores(hidden, explicit.clamp(min=0)).masked_fill_(explicit < 0, -math.inf)
     summed = own.double().logsumexp(1)
-    # Nobody is the target here: any class stands for it, and its score is not used.
+    # There is no target here; a draw needs one, but its score is not used.
     target = torch.zeros(len(hidden), dtype=torch.int64, device=hidden.device)
     logs = []
     for _ in range(draws):
@@ -120,24 +115,24 @@ def _estimate(
         rest = (scores + candidates.log_kappa(scores.dtype)).double().logsumexp(1)
         logs.append(torch.logaddexp(summed, rest))
     log_z = torch.stack(logs)
-    # In units of the largest, so that nothing overflows.
+    # Divide by the largest, so that nothing overflows.
     most = log_z.amax(0)
     z = (log_z - most).exp()
     mean = z.mean(0)
-    error = _student(draws - 1) * z.std(0) / (mean * math.sqrt(draws))
+    error = _student_quantile(draws - 1) * z.std(0) / (mean * math.sqrt(draws))
     return (most + mean.log()).to(own.dtype), error.to(own.dtype)
 
 
-def _student(degrees: int) -> float:
-    """What half of Student's distribution's middle 95 % reaches to."""
-    # Not scipy.stats, which takes a second to import.
+def _student_quantile(degrees: int) -> float:
+    """Return the half-width of the central 95 % interval of Student's t distribution."""
+    # scipy.stats takes a second to import; scipy.special does not.
     from scipy.special import stdtrit
 
-    return float(stdtrit(degrees, (1 + _CONFIDENCE) / 2))
+    return float(stdtrit(degrees, (1 + CONFIDENCE) / 2))
 
 
-def _once(ids: Tensor) -> Tensor:
-    """The same ids [B, E], a class that a row repeats only once, -1 pads."""
+def _deduplicate(ids: Tensor) -> Tensor:
+    """Replace repeated ids within a row of [B, E] by -1."""
     ids = ids.sort(1).values
     ids[:, 1:] = ids[:, 1:].masked_fill(ids[:, 1:] == ids[:, :-1], -1)
     return ids

@@ -1,4 +1,4 @@
-"""The best classes without scoring all of them: an index of class vectors, with the recall it was measured at."""
+"""An index of class vectors that finds the best classes without scoring all, with its measured recall."""
 
 import math
 import time
@@ -10,39 +10,39 @@ from torch import Tensor
 
 from manyclass import _check
 from manyclass.heads import ClassHead
-from manyclass.inference._lists import CodedLists
+from manyclass.inference._lists import QuantizedLists
 from manyclass.inference._queries import (
     check_exclude,
     check_finite,
     class_vectors,
-    digest_of,
-    keep,
-    most_excluded,
-    queries,
-    rows_at_once,
-    rows_of,
+    flatten_hidden,
+    max_excluded,
+    query_vectors,
+    rows_per_chunk,
+    select_best,
+    weights_digest,
 )
 
-_SAMPLE = 512  # queries that recall is measured with, at most: the exact side scores all classes for each
-_MOST_LISTS = 1 << 13
-_FORMAT = 1
+MAX_RECALL_QUERIES = 512  # to measure recall, which scores all classes for each query
+MAX_LISTS = 1 << 13
+FORMAT_VERSION = 1
 
 
 @dataclass(frozen=True)
 class IndexReport:
-    """What an index was measured at when it was built.
+    """Measurements of an index from when it was built.
 
     Args:
-        num_classes, dim: of the head.
-        lists: how many lists the classes are in.
-        probes: how many of them are searched for a query.
-        k: how many classes a query asked for.
+        num_classes, dim: shape of the head's class vectors.
+        lists: number of lists.
+        probes: lists searched per query.
+        k: classes per query in the measurement.
         wanted: the recall that `probes` was chosen for, on one half of the queries.
-        recall: the share of the exact k best classes that was found, on the other half.
-        queries_per_s: with the index, in one batch.
-        exact_per_s: by `head.topk`, the same batch on the same machine.
-        build_s: seconds of building, without the measuring.
-        num_bytes: what the index holds.
+        recall: fraction of the exact k best classes that the index found, on the other half.
+        queries_per_s: queries per second of the index, in one batch.
+        exact_per_s: queries per second of `head.topk`, for the same batch on the same machine.
+        build_s: seconds of building, without the measurement.
+        num_bytes: memory of the index.
     """
 
     num_classes: int
@@ -62,8 +62,8 @@ class IndexReport:
         return "\n".join(
             (
                 f"{name:<19} {self.recall:.1%} of the best classes found, {self.wanted:.1%} wanted",
-                f"queries a second    {self.queries_per_s:,.0f}, exactly {self.exact_per_s:,.0f}: "
-                f"{self.queries_per_s / self.exact_per_s:,.1f} times as many",
+                f"queries per second  {self.queries_per_s:,.0f}, exact search {self.exact_per_s:,.0f}: "
+                f"{self.queries_per_s / self.exact_per_s:,.1f} times as fast",
                 f"lists searched      {self.probes:,} of {self.lists:,}",
                 f"built in            {self.build_s:.1f} s, {self.num_bytes / 2**20:,.1f} MiB "
                 f"for {self.num_classes:,} × {self.dim} class vectors",
@@ -73,11 +73,11 @@ class IndexReport:
 
 @dataclass(frozen=True)
 class IndexState:
-    """An index as something to keep.
+    """State of an index, to be saved.
 
     Args:
-        tensors: what it holds, on the CPU.
-        about: numbers and words, as JSON holds them: whose index it is, and what it was measured at.
+        tensors: its tensors, on the CPU.
+        about: JSON-serialisable format version, digest of the weights, and report.
     """
 
     tensors: Mapping[str, Tensor]
@@ -85,23 +85,23 @@ class IndexState:
 
 
 class Index:
-    """Class vectors of a head in lists of neighbours, of which a query searches a few: see `build`.
+    """Index of a head's class vectors in lists of neighbours, of which a query searches a few; see `build`.
 
-    A vector is [w, b], w of unit length where the similarity is the cosine, and a query [hidden, 1], so that inner
-    products are scores. Lists hold a byte for each number, a quarter of what the head holds; what they find is scored
-    by the head. So an index belongs to one head, and to its weights as they were: when those have moved, it still
-    scores what it finds right, but misses more.
+    A vector is [w, b], with w of unit length for the cosine similarity, and a query is [hidden, 1], so that inner
+    products are scores. Lists hold one byte per number, a quarter of the head's memory; the head scores the classes
+    found. An index belongs to one head with its weights at the time: after the weights change, its scores are still
+    correct, but it misses more classes.
 
-    The lists are searched on the CPU, by faiss.
+    faiss searches the lists on the CPU.
 
     Args:
-        head: whose classes they are.
-        lists: of its vectors.
-        digest: of the weights that the lists were made of.
-        report: what it was measured at.
+        head: the indexed head.
+        lists: lists of its class vectors.
+        digest: digest of the weights that the lists were built from.
+        report: measurements from when it was built.
     """
 
-    def __init__(self, head: ClassHead, lists: CodedLists, *, digest: str, report: IndexReport) -> None:
+    def __init__(self, head: ClassHead, lists: QuantizedLists, *, digest: str, report: IndexReport) -> None:
         self.head, self.report = head, report
         self._lists, self._digest = lists, digest
 
@@ -110,22 +110,22 @@ class Index:
     def build(
         cls, head: ClassHead, hidden: Tensor, *, k: int = 10, recall: float = 0.95, lists: int | None = None
     ) -> "Index":
-        """Index a head's classes so that about the wanted share of the k best is found.
+        """Build an index that finds about the wanted fraction of the k best classes.
 
-        How many lists that takes depends on the vectors of both sides, so it is found out with queries like those to
-        come: on one half of them as many lists are taken as reach the wanted recall, one standard error to spare; on
-        the other half it is measured.
+        The number of lists to search depends on class vectors and queries, so it is tuned on sample queries: the first
+        half determines the number that exceeds the wanted recall by one standard error; the recall is measured on the
+        second half.
 
         Args:
-            head: whose classes to index.
-            hidden: [..., D], at least two queries, as a trained encoder makes them; up to 512 of them are used.
-            k: how many classes a query will ask for.
-            recall: the share of them that is to be found.
-            lists: their number. Default: 4√C, at most a quarter of C and 8,192.
+            head: the head to index.
+            hidden: at least two sample queries [..., D] from a trained encoder; up to 512 are used.
+            k: number of classes per query.
+            recall: fraction of them to find.
+            lists: number of lists; default: 4√C, at most C/4 and 8,192.
 
         Raises:
             ImportError: faiss is not installed.
-            ValueError: numbers out of range, fewer than two queries, vectors that are not finite.
+            ValueError: an argument is out of range, or a class vector, bias or query is not finite.
 
         Example:
             >>> generator = torch.Generator().manual_seed(0)
@@ -137,22 +137,22 @@ class Index:
         _check.whole("k", k, 1, head.num_classes)
         if not 0 < _check.number("recall", recall) <= 1:
             raise ValueError(f"`recall` must lie in (0, 1], got {recall}")
-        number = max(1, min(4 * math.isqrt(head.num_classes), head.num_classes // 4, _MOST_LISTS))
+        number = max(1, min(4 * math.isqrt(head.num_classes), head.num_classes // 4, MAX_LISTS))
         number = number if lists is None else _check.whole("lists", lists, 1, head.num_classes)
-        hidden = rows_of(head, hidden).detach()
+        hidden = flatten_hidden(head, hidden).detach()
         if len(hidden) < 2:
             raise ValueError(f"`hidden` must hold at least 2 queries, got {len(hidden)}")
-        hidden = hidden[:: -(-len(hidden) // _SAMPLE)]
+        hidden = hidden[:: -(-len(hidden) // MAX_RECALL_QUERIES)]
         check_finite(head, hidden)
         start = time.perf_counter()
-        coded = CodedLists.of(lambda ids: class_vectors(head, ids), head.num_classes, number, head.weight.device)
-        digest = digest_of(head)
+        coded = QuantizedLists.build(lambda ids: class_vectors(head, ids), head.num_classes, number, head.weight.device)
+        digest = weights_digest(head)
         built = time.perf_counter() - start
         start = time.perf_counter()
-        # On the CPU: what is on its way there has been waited for.
+        # Copying to the CPU waits for the device, so the time is complete.
         exact = head.topk(hidden, k).ids.cpu()
         exactly = time.perf_counter() - start
-        probes = _choose_probes(coded, queries(head, hidden[::2]).cpu(), exact[::2], recall)
+        probes = _choose_probes(coded, query_vectors(head, hidden[::2]).cpu(), exact[::2], recall)
         report = IndexReport(
             num_classes=head.num_classes,
             dim=head.dim,
@@ -167,7 +167,7 @@ class Index:
             num_bytes=coded.num_bytes,
         )
         index = cls(head, coded, digest=digest, report=report)
-        index.search(hidden[:2], k)  # wakes threads
+        index.search(hidden[:2], k)  # starts the threads, so that their start is not timed
         start = time.perf_counter()
         found = index.search(hidden, k).cpu()
         per_s = len(hidden) / (time.perf_counter() - start)
@@ -176,44 +176,45 @@ class Index:
 
     @property
     def num_classes(self) -> int:
+        """The number of classes, C."""
         return self.report.num_classes
 
     def search(self, hidden: Tensor, k: int, *, exclude: Tensor | None = None) -> Tensor:
-        """Ids [..., k] of about the k best classes of hidden [..., D], best first, that are not in exclude [..., E].
+        """Return ids [..., k] of about the k best classes of hidden [..., D] that are not in exclude [..., E].
 
-        -1 where fewer are left.
+        The best comes first; -1 pads if fewer are left.
         """
         _check.whole("k", k, 1, self.num_classes)
-        rows, others = rows_of(self.head, hidden), check_exclude(self.head, hidden, exclude)
-        n = k + most_excluded(others)
-        size = rows_at_once(self.head, n)
+        rows, others = flatten_hidden(self.head, hidden), check_exclude(self.head, hidden, exclude)
+        n = k + max_excluded(others)
+        size = rows_per_chunk(self.head, n)
         parts = []
         for start in range(0, max(len(rows), 1), size):
             here = slice(start, start + size)
-            parts.append(keep(*self.nearest(rows[here], n), k, None if others is None else others[here])[1])
+            parts.append(select_best(*self.nearest(rows[here], n), k, None if others is None else others[here])[1])
         return torch.cat(parts).reshape(*hidden.shape[:-1], k)
 
     @torch.no_grad()
-    def nearest(self, hidden: Tensor, n: int, *, thorough: int = 1) -> tuple[Tensor, Tensor]:
-        """Scores and ids [B, n] of about the n best classes of hidden [B, D], best first; -inf and -1 pad.
+    def nearest(self, hidden: Tensor, n: int, *, probe_factor: int = 1) -> tuple[Tensor, Tensor]:
+        """Return scores and ids [B, n] of about the n best classes, best first, padded with -inf and -1.
 
         Args:
-            hidden: [B, D].
-            n: how many; no more than there are classes come back.
-            thorough: how many times as many lists to search as the recall that was wanted takes.
+            hidden: hidden vectors [B, D].
+            n: number of classes, at most C of which are returned.
+            probe_factor: multiple of the tuned number of lists to search.
         """
         head, lists = self.head, self._lists
         if head.num_classes != self.num_classes:
             raise ValueError(
                 f"`index` must be of the head's {head.num_classes} classes, got one of {self.num_classes}: "
-                "build it anew"
+                "build it again"
             )
         n = min(n, self.num_classes)
-        # Bytes are not exact: a few more are found, and scored.
+        # Quantised scores are not exact, so find a few more and let the head score them.
         more = min(n + max(8, n // 4), self.num_classes)
-        query, probes = queries(head, hidden), thorough * self.report.probes
+        query, probes = query_vectors(head, hidden), probe_factor * self.report.probes
         ids = lists.search(query, more, probes)
-        # Where those lists hold too few, as many more are searched as it takes.
+        # If those lists hold too few classes, double the number of lists until they suffice.
         while probes < lists.num_lists and (short := ids[:, n - 1] < 0).any():
             probes = min(2 * probes, lists.num_lists)
             ids[short] = lists.search(query[short], more, probes)
@@ -222,58 +223,59 @@ class Index:
         return best, ids.gather(1, place)
 
     def recall(self, hidden: Tensor, k: int = 10) -> float:
-        """The share of the exact k best classes of hidden [..., D] that the index finds."""
-        rows = rows_of(self.head, hidden)
+        """Measure the fraction of the exact k best classes of hidden [..., D] that the index finds."""
+        rows = flatten_hidden(self.head, hidden)
         return _recall(self.search(rows, k), self.head.topk(rows, k).ids)
 
     def state(self) -> IndexState:
-        """The index as tensors, and a few words on whose it is."""
-        return IndexState(self._lists.tensors(), {"format": _FORMAT, "digest": self._digest, **asdict(self.report)})
+        """Return the index as tensors and metadata."""
+        about = {"format": FORMAT_VERSION, "digest": self._digest, **asdict(self.report)}
+        return IndexState(self._lists.tensors(), about)
 
     @classmethod
     def from_state(cls, state: IndexState, head: ClassHead) -> "Index":
-        """The index that a state was taken of, for the head whose classes it holds.
+        """Restore an index from its state, for a head with the same weights.
 
-        Nothing in a state is trusted: it is plain tensors and numbers, and each is checked.
+        A state is not trusted: it is plain tensors and numbers, and each is checked.
 
         Raises:
             ImportError: faiss is not installed.
-            ValueError: it is of other weights, of another format, or no index at all.
+            ValueError: the state belongs to other weights, has another format, or is not a valid index.
         """
         about = state.about
-        if about.get("format") != _FORMAT:
-            raise ValueError(f"`state` must be an index of format {_FORMAT}, got {about.get('format')!r}")
+        if about.get("format") != FORMAT_VERSION:
+            raise ValueError(f"`state` must be an index of format {FORMAT_VERSION}, got {about.get('format')!r}")
         report = _read_report(about)
         if (report.num_classes, report.dim) != (head.num_classes, head.dim):
             raise ValueError(
                 f"`state` must be of the head's {head.num_classes} × {head.dim} class vectors, "
                 f"got {report.num_classes} × {report.dim}"
             )
-        digest = digest_of(head)
+        digest = weights_digest(head)
         if about.get("digest") != digest:
-            raise ValueError("`state` must be of the head's own weights, got an index of others: build it anew")
-        lists = CodedLists.from_tensors(state.tensors, head.num_classes, head.dim + (head.bias is not None))
+            raise ValueError("`state` must be of the head's weights, got an index of others: build it again")
+        lists = QuantizedLists.from_tensors(state.tensors, head.num_classes, head.dim + (head.bias is not None))
         if not 1 <= report.probes <= report.lists == lists.num_lists:
             raise ValueError(
-                f"`state` must have as many lists as it tells of, {report.lists}, and search 1 or more of them, "
+                f"`state` must have the number of lists in its report, {report.lists}, and search 1 or more of them, "
                 f"got {lists.num_lists} and {report.probes}"
             )
         return cls(head, lists, digest=digest, report=report)
 
 
-def _choose_probes(lists: CodedLists, query: Tensor, exact: Tensor, recall: float) -> int:
-    """How many lists queries [B, ...] must search to find so many of their best classes [B, k]."""
-    turn = lists.turns(query).gather(1, lists.list_of()[exact])
+def _choose_probes(lists: QuantizedLists, query: Tensor, exact: Tensor, recall: float) -> int:
+    """Return the number of lists that queries [B, ...] must search to find the wanted fraction of `exact` [B, k]."""
+    position = lists.probe_order(query).gather(1, lists.list_ids()[exact])
 
-    def enough(probes: int) -> bool:
-        found = (turn < probes).double().mean(1)
-        spare = float(found.std()) / math.sqrt(len(found)) if len(found) > 1 else 0.0
-        return float(found.mean()) - spare >= recall
+    def is_enough(probes: int) -> bool:
+        found = (position < probes).double().mean(1)
+        standard_error = float(found.std()) / math.sqrt(len(found)) if len(found) > 1 else 0.0
+        return float(found.mean()) - standard_error >= recall
 
     low, high = 0, lists.num_lists
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (low, middle) if enough(middle) else (middle, high)
+        low, high = (low, middle) if is_enough(middle) else (middle, high)
     return high
 
 
@@ -285,8 +287,8 @@ def _read_report(about: Mapping[str, object]) -> IndexReport:
     values: dict[str, int | float] = {}
     for field in fields(IndexReport):
         value = about.get(field.name)
-        kind = int if field.type is int else (int, float)
-        if isinstance(value, bool) or not isinstance(value, kind) or not value >= 0:
-            raise ValueError(f"`state` must tell {field.name!r} as a number that is not negative, got {value!r}")
+        allowed = int if field.type is int else (int, float)
+        if isinstance(value, bool) or not isinstance(value, allowed) or not value >= 0:
+            raise ValueError(f"`state` must have {field.name!r} as a number that is not negative, got {value!r}")
         values[field.name] = value
     return IndexReport(**values)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""The best classes and their probabilities: exactly, or by an index and a few draws."""
+"""The best classes and their probabilities, exact or approximated with an index and a few draws."""
 
 from dataclasses import dataclass
 
@@ -7,28 +7,28 @@ from torch import Tensor
 
 from manyclass import _check
 from manyclass.heads import ClassHead
-from manyclass.inference._queries import check_exclude, keep, most_excluded, rows_at_once, rows_of
+from manyclass.inference._queries import check_exclude, flatten_hidden, max_excluded, rows_per_chunk, select_best
 from manyclass.inference.estimate import estimate_log_z
 from manyclass.inference.index import Index
 from manyclass.samplers import Sampler
 
 PROBABILITIES = ("exact", "estimated", "none")
-_EXPLICIT = 128  # the best classes, which log Z̃ sums as they are
-# A rare class that is likely here and was not found spoils the error bar: of its own draws one in hundreds shows it. So
-# more lists are searched for it than for the best classes alone, which costs less than the draws do.
-_THOROUGH = 8
+EXPLICIT_CLASSES = 128  # best classes of the index, explicit in log Z̃
+# A rare class with high probability that the index misses makes the error bar too narrow, since it appears in one draw
+# of hundreds. So an estimate searches more lists than the best classes alone need, which costs less than the draws.
+ESTIMATE_PROBE_FACTOR = 8
 
 
 @dataclass(frozen=True)
 class Top:
-    """The best classes of each example, best first.
+    """Best classes of each example, best first.
 
     Args:
-        ids: int64 [..., k]; -1 where fewer than k were left.
-        log_prob: [..., k], over all classes, excluded ones as well; -inf where there is no class. None where none was
-            asked for.
-        error: [...], half the width of an interval around each log_prob that holds the exact one in 95 cases of 100:
-            they share their log Z, and have it from there. None where they are exact.
+        ids: class ids, int64 [..., k]; -1 pads if fewer than k classes are left.
+        log_prob: log probabilities [..., k], normalised over all classes including excluded ones; -inf for a pad. None
+            with `probabilities="none"`.
+        error: half-width [...] of a 95 % confidence interval around each log_prob; an example's log_probs share it,
+            because they share log Z. None if they are exact.
     """
 
     ids: Tensor
@@ -49,21 +49,22 @@ def top(
     sampler: Sampler | None = None,
     generator: torch.Generator | None = None,
 ) -> Top:
-    """The k best classes of each example, in chunks of examples and of classes, so that any number fits.
+    """Return the k best classes of each example; chunks of examples and of classes bound the memory.
 
     Args:
-        head: whose classes.
-        hidden: [..., D].
-        k: how many.
-        index: where to look for them; None: among all classes, exactly.
-        exclude: ids [..., E], -1 pads: classes that must not be among them.
-        probabilities: "exact": log Z over all classes; "estimated": from draws, with an error, the best 128 classes
-            that the index finds summed as they are; "none": only which classes.
-        draws, sampler, generator: of the estimate, see `estimate_log_z`.
+        head: the head that scores the classes.
+        hidden: hidden vectors [..., D].
+        k: number of classes.
+        index: index to search; None means an exact search over all classes.
+        exclude: class ids [..., E] to leave out, padded with -1.
+        probabilities: "exact" computes log Z over all classes; "estimated" estimates it from draws, with the best 128
+            classes of the index explicit, and gives an error; "none" returns only class ids.
+        draws: number of draws of the estimate, see `estimate_log_z`.
+        sampler: sampler of the estimate, see `estimate_log_z`.
+        generator: generator of the estimate, see `estimate_log_z`.
 
     Raises:
-        ValueError: an index of another head; probabilities estimated without an index, where they would be no cheaper
-            than exact ones.
+        ValueError: `index` belongs to another head, or `probabilities` is "estimated" without an index.
 
     Example:
         >>> head = ClassHead(8, 1000)
@@ -73,12 +74,12 @@ def top(
     """
     _check.choice("probabilities", probabilities, PROBABILITIES)
     _check.whole("k", k, 1, head.num_classes)
-    rows, others = rows_of(head, hidden), check_exclude(head, hidden, exclude)
+    rows, others = flatten_hidden(head, hidden), check_exclude(head, hidden, exclude)
     if index is None:
         if probabilities == "estimated":
             raise ValueError(
-                "`probabilities` must be 'exact' or 'none' without an `index`, got 'estimated': who looks at all "
-                "classes has summed them"
+                "`probabilities` must be 'exact' or 'none' without an `index`, got 'estimated': a search over all "
+                "classes already gives the exact log Z"
             )
         best = head.topk(rows, k, exclude=others)
         shape = (*hidden.shape[:-1], k)
@@ -87,14 +88,14 @@ def top(
     if index.head is not head:
         raise ValueError("`index` must be of this `head`, got one of another")
     estimated = probabilities == "estimated"
-    n = max(k, _EXPLICIT if estimated else 0) + most_excluded(others)
-    size = rows_at_once(head, n)
+    n = max(k, EXPLICIT_CLASSES if estimated else 0) + max_excluded(others)
+    size = rows_per_chunk(head, n)
     parts: list[tuple[Tensor, ...]] = []
     for start in range(0, max(len(rows), 1), size):
         here = slice(start, start + size)
-        # What is excluded is in Z all the same, and often among the heaviest: so it is left out only afterwards.
-        scores, found = index.nearest(rows[here], n, thorough=_THOROUGH if estimated else 1)
-        best_scores, ids = keep(scores, found, k, None if others is None else others[here])
+        # Excluded classes are part of Z, and often have high scores, so they are removed only after the search.
+        scores, found = index.nearest(rows[here], n, probe_factor=ESTIMATE_PROBE_FACTOR if estimated else 1)
+        best_scores, ids = select_best(scores, found, k, None if others is None else others[here])
         if probabilities == "none":
             parts.append((ids,))
         elif probabilities == "exact":

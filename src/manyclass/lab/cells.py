@@ -1,4 +1,4 @@
-"""Work that is done once: a cell's result lies in a file, and is used again while nothing it came from has changed."""
+"""Cells: results computed in worker processes and cached in files, keyed by their settings and their source code."""
 
 import ast
 import functools
@@ -17,22 +17,22 @@ from typing import Any
 
 import torch
 
-_PATIENCE = 10.0
+SHUTDOWN_SECONDS = 10.0  # that an interrupted run waits for cells still being computed
 
 Settings = Mapping[str, Any]
 Compute = Callable[..., dict[str, Any]]
 
 
 class Cells:
-    """Computes functions of settings in processes of their own, and keeps what they return.
+    """Cache of function results, computed in worker processes.
 
-    A cell is a function of a module, called with settings that JSON can hold, that returns a dict that JSON can hold.
-    Its file is written by the process that computed it, in one piece: a run that is killed loses what was under way.
+    A cell is one call of a module-level function; its settings and the dict it returns must be JSON-serialisable. The
+    worker that computed a cell writes its file atomically, so a killed run loses only the cells still being computed.
 
     Args:
-        folder: where the files lie.
-        jobs: how many processes.
-        threads: of each of them.
+        folder: the folder of the cached results.
+        jobs: the number of worker processes.
+        threads: torch threads per worker.
     """
 
     def __init__(self, folder: Path, *, jobs: int, threads: int = 1) -> None:
@@ -42,15 +42,15 @@ class Cells:
     def __enter__(self) -> "Cells":
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
         if self._pool is None:
             return
-        self._pool.shutdown(wait=kind is None, cancel_futures=True)
-        if kind is not None:
-            # Cells under way are waited for, a few seconds: their files are then there for the next run.
-            until = time.monotonic() + _PATIENCE
+        self._pool.shutdown(wait=error is None, cancel_futures=True)
+        if error is not None:
+            # Give running cells a few seconds to finish, so that the next run finds their files.
+            deadline = time.monotonic() + SHUTDOWN_SECONDS
             for process in multiprocessing.active_children():
-                process.join(max(0.0, until - time.monotonic()))
+                process.join(max(0.0, deadline - time.monotonic()))
                 process.terminate()
 
     def map(
@@ -58,42 +58,45 @@ class Cells:
         compute: Compute,
         settings: Sequence[Settings],
         *,
-        given: Settings | None = None,
+        unkeyed: Settings | None = None,
         on_done: Callable[[int], None] | None = None,
     ) -> list[dict[str, Any]]:
-        """The results in the order of the settings.
+        """Return the results in the order of the settings, computing those that are not cached.
 
         Args:
             compute: the function.
-            settings: of each call.
-            given: what each call is also given and does not depend on, such as where files lie.
-            on_done: is told how many are done.
+            settings: keyword arguments of each call, part of its cache key.
+            unkeyed: further keyword arguments of every call that cannot change its result, such as a folder.
+            on_done: callback that receives the number of finished cells.
         """
         paths = [self._path(compute, each) for each in settings]
-        # Settings that are the same are one cell.
-        missing = {path: each for path, each in zip(paths, settings, strict=True) if _read(path) is None}
+        # Equal settings share one path, so they are computed once.
+        missing = {path: each for path, each in zip(paths, settings, strict=True) if _load_result(path) is None}
         done = len(settings) - len(missing)
         if on_done is not None:
             on_done(done)
-        for finished in self._submitted(compute, missing, given or {}):
+        for finished in self._completed(compute, missing, unkeyed or {}):
             finished.result()
             done += 1
             if on_done is not None:
                 on_done(done)
-        results = [_read(path) for path in paths]
+        results = [_load_result(path) for path in paths]
         assert all(result is not None for result in results)
         return [result for result in results if result is not None]
 
-    def _submitted(self, compute: Compute, missing: Mapping[Path, Settings], given: Settings) -> Iterator[Future[None]]:
+    def _completed(self, compute: Compute, missing: Mapping[Path, Settings], extra: Settings) -> Iterator[Future[None]]:
         if not missing:
             return
         if self._pool is None:
-            # Spawned: a fork would copy torch's threads in whatever state they are.
+            # Spawn, because a fork copies torch's thread pool in an undefined state.
             context = multiprocessing.get_context("spawn")
             self._pool = ProcessPoolExecutor(
-                self._jobs, mp_context=context, initializer=_prepare, initargs=(self._threads,)
+                self._jobs, mp_context=context, initializer=_start_worker, initargs=(self._threads,)
             )
-        pending = {self._pool.submit(_fill, path, compute, dict(each), dict(given)) for path, each in missing.items()}
+        pending = {
+            self._pool.submit(_compute_and_store, path, compute, dict(each), dict(extra))
+            for path, each in missing.items()
+        }
         while pending:
             finished, pending = wait(pending, return_when=FIRST_COMPLETED)
             yield from finished
@@ -102,25 +105,21 @@ class Cells:
         module = inspect.getmodule(compute)
         assert module is not None
         name = f"{module.__name__}.{compute.__name__}"
-        made_of = {
-            "function": name,
-            "settings": dict(settings),
-            "code": _code(module.__name__),
-            "torch": torch.__version__,
-        }
-        key = hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()[:24]
+        code = _code_digest(module.__name__)
+        parts = {"function": name, "settings": dict(settings), "code": code, "torch": torch.__version__}
+        key = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:24]
         return self._folder / name.removeprefix("manyclass.lab.") / f"{key}.json"
 
 
-def _prepare(threads: int) -> None:
-    # Ctrl-C is the parent's to answer.
+def _start_worker(threads: int) -> None:
+    # The parent process handles Ctrl-C.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(threads)
 
 
-def _fill(path: Path, compute: Compute, settings: dict[str, Any], given: dict[str, Any]) -> None:
+def _compute_and_store(path: Path, compute: Compute, settings: dict[str, Any], unkeyed: dict[str, Any]) -> None:
     start = time.perf_counter()
-    result = compute(**settings, **given)
+    result = compute(**settings, **unkeyed)
     cell = {"settings": settings, "seconds": time.perf_counter() - start, "result": result}
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_suffix(f".{os.getpid()}")
@@ -128,7 +127,7 @@ def _fill(path: Path, compute: Compute, settings: dict[str, Any], given: dict[st
     os.replace(beside, path)
 
 
-def _read(path: Path) -> dict[str, Any] | None:
+def _load_result(path: Path) -> dict[str, Any] | None:
     try:
         cell = json.loads(path.read_text())
     except (FileNotFoundError, json.JSONDecodeError):
@@ -138,8 +137,8 @@ def _read(path: Path) -> dict[str, Any] | None:
 
 
 @functools.cache
-def _code(module: str) -> str:
-    """A digest of all that a module is made of."""
+def _code_digest(module: str) -> str:
+    """Return a digest of a module's source and of the package modules it imports."""
     digest = hashlib.sha256()
     for name, source in sorted(_sources(module).items()):
         digest.update(name.encode() + source)
@@ -147,7 +146,7 @@ def _code(module: str) -> str:
 
 
 def _sources(module: str) -> dict[str, bytes]:
-    """The source of a module and of all of this package that it imports, but for what only draws."""
+    """Return the source of a module and of its imports within this package, except the report room."""
     found: dict[str, bytes] = {}
     todo = [module]
     while todo:
@@ -155,14 +154,14 @@ def _sources(module: str) -> dict[str, bytes]:
         spec = None if name in found or name.startswith("manyclass.report") else importlib.util.find_spec(name)
         if spec is not None and spec.origin is not None:
             found[name] = Path(spec.origin).read_bytes()
-            todo.extend(_imported(found[name]))
+            todo.extend(_imported_modules(found[name]))
     return found
 
 
-def _imported(source: bytes) -> Iterator[str]:
+def _imported_modules(source: bytes) -> Iterator[str]:
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.ImportFrom) and node.module is not None and node.module.startswith("manyclass"):
-            # A name may be a module of its own, and its room is imported in any case.
+            # Python imports the package in any case; the imported name may itself be a module.
             yield node.module
             for alias in node.names:
                 inner = f"{node.module}.{alias.name}"

@@ -1,4 +1,4 @@
-"""A sampled and an exact softmax side by side, on text that every machine has."""
+"""The demo: sampled and exact softmax trained for the same time on the source of Python's standard library."""
 
 import math
 import shutil
@@ -12,12 +12,12 @@ import torch
 from manyclass.data import Text, standard_library
 from manyclass.lab.folder import claim_folder
 from manyclass.lab.softmax import ExactSoftmax
-from manyclass.report import Curve, Figure, Panel, Report, Section, Table, write_report
+from manyclass.report import Curve, Figure, Panel, Report, ReportTable, Section, write_report
 from manyclass.tasks import KINDS, Fit, Measured, Model, Settings, Task, measure, open_model, train
 from manyclass.tasks.text import TextKind
 from manyclass.training import HeldOut, ProgressLine, Record, Training
 
-BEGINNINGS = (
+PROMPTS = (
     "raise ValueError (",
     "for i in range (",
     "if __name__ ==",
@@ -26,16 +26,16 @@ BEGINNINGS = (
     "with open ( path ,",
     "return self .",
 )
-_POINTS = 15  # evaluations of each training
-_EVALUATED = 8000
+EVALUATIONS_PER_TRAINING = 15
+EVALUATED_TOKENS = 8000
 _SETTINGS = Settings(
     dim=128, batch_size=32, length=35, optimizer="adagrad", rate=0.1, network_rate=0.004, dropout=0.15, decay=False
 )
 
 
 @dataclass(frozen=True)
-class Side:
-    """One of the two trainings: its evaluations, and what came of it."""
+class DemoTraining:
+    """Records, final evaluation and number of steps of one of the two trainings."""
 
     records: Sequence[Record]
     measured: Measured
@@ -43,25 +43,26 @@ class Side:
 
     @property
     def evaluated(self) -> list[Record]:
+        """Records that hold a held-out loss."""
         return [record for record in self.records if record.held_out_loss is not None]
 
 
 def run_demo(out: Path, *, seconds: float, files: int | None, seed: int, device: str) -> Path:
-    """Train both ways for as long, keep the sampled model, load it again, ask it, and draw a report.
+    """Train both ways for the same time, save the sampled model, reload it, complete prompts and write a report.
 
     Args:
-        out: a folder that is new, empty, or of an earlier demo.
-        seconds: of each training.
-        files: how many source files to read; None: all.
-        seed: of everything random.
-        device: where to.
+        out: a folder that is new, empty, or written by an earlier demo.
+        seconds: seconds of each training.
+        files: number of source files to read; None means all.
+        seed: seed of the data split and of both trainings.
+        device: torch device to train on.
 
     Returns:
-        The report's page.
+        Path of the report's page.
 
     Raises:
-        UserError: the folder cannot be used.
-        KeyboardInterrupt: Ctrl-C.
+        UserError: the folder is not writable or holds files of another program.
+        KeyboardInterrupt: the user pressed Ctrl-C.
     """
     claim_folder(out, "demo")
     text = standard_library(files=files, seed=seed)
@@ -71,45 +72,45 @@ def run_demo(out: Path, *, seconds: float, files: int | None, seed: int, device:
     task = kind.task(text, settings, {"split": "spaces"})
     print("\n".join(task.about))
 
-    print(f"\nSampled: a step scores about a thousand classes. {seconds:g} seconds:", flush=True)
+    print(f"\nSampled training: {seconds:g} seconds, about a thousand classes scored per step.", flush=True)
     folder = out / "model"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     how = Fit(
-        evaluate_seconds=seconds / _POINTS,
-        evaluated=_EVALUATED,
+        evaluate_seconds=seconds / EVALUATIONS_PER_TRAINING,
+        evaluated=EVALUATED_TOKENS,
         device=device,
         callbacks=[ProgressLine(file=sys.stdout)],
     )
     fitted = train(task, folder, how)
     if fitted.measured is None:
         raise KeyboardInterrupt
-    sampled = Side(fitted.history.records, fitted.measured, fitted.history.progress.step)
+    sampled = DemoTraining(fitted.history.records, fitted.measured, fitted.history.progress.step)
 
-    print(f"\nExact: a step scores all {text.num_classes:,} classes. {seconds:g} seconds:", flush=True)
-    exact = _exactly(task, seconds, device)
+    print(f"\nExact training: {seconds:g} seconds, all {text.num_classes:,} classes scored per step.", flush=True)
+    exact = _train_exact(task, seconds, device)
     verdict = compare(sampled, exact, seconds)
     print(f"\n{verdict}")
 
     model = open_model(folder, device=device)
-    answers = complete(model, BEGINNINGS)
-    print("\nThe saved model, loaded again, expects:")
-    for beginning, expected in answers:
-        print(f"  {beginning:24} {expected}")
-    page = write_report(_report(text, task, sampled, exact, verdict, answers, seconds), out).page
+    completions = complete(model, PROMPTS)
+    print("\nNext tokens that the saved and reloaded model predicts:")
+    for prompt, predicted in completions:
+        print(f"  {prompt:24} {predicted}")
+    page = write_report(_report(text, task, sampled, exact, verdict, completions, seconds), out).page
     print(f"\nreport  {page}\nmodel   {folder}")
     return page
 
 
-def _exactly(task: Task, seconds: float, device: str) -> Side:
-    """The same model and batches, with the softmax over all classes as PyTorch computes it."""
+def _train_exact(task: Task, seconds: float, device: str) -> DemoTraining:
+    """Train the same model on the same batches with PyTorch's softmax over all classes."""
     settings = task.plan.settings
     torch.manual_seed(settings.seed)
     model = Model(task.plan, KINDS["text"].build(task.plan)).to(device)
     learner = ExactSoftmax(model.head.to_linear())
     table = {id(parameter): parameter for parameter in learner.parameters()}
     others = [parameter for parameter in model.encoder.parameters() if id(parameter) not in table]
-    # The table's gradient is dense from the head: those of its inputs must be so too.
+    # The exact head's gradient of the shared table is dense, so its gradient as an input embedding must be dense too.
     for module in model.encoder.modules():
         if isinstance(module, torch.nn.Embedding):
             module.sparse = False
@@ -122,7 +123,7 @@ def _exactly(task: Task, seconds: float, device: str) -> Side:
         ],
         encoder=model.encoder,
         seconds=seconds,
-        held_out=HeldOut(task.held_out(_EVALUATED), seconds=seconds / _POINTS),
+        held_out=HeldOut(task.held_out(EVALUATED_TOKENS), seconds=seconds / EVALUATIONS_PER_TRAINING),
         report_every=20,
         clip=settings.clip,
         callbacks=[ProgressLine(file=sys.stdout)],
@@ -130,57 +131,58 @@ def _exactly(task: Task, seconds: float, device: str) -> Side:
     ).run()
     if history.stopped == "interrupted":
         raise KeyboardInterrupt
-    return Side(history.records, measure(model, task.held_out(None)), history.progress.step)
+    return DemoTraining(history.records, measure(model, task.held_out(None)), history.progress.step)
 
 
-def compare(sampled: Side, exact: Side, seconds: float) -> str:
-    """Who has the lower held-out loss at equal times, after the first tenth."""
-    ours = [(record.seconds, record.held_out_loss or math.nan) for record in sampled.evaluated]
+def compare(sampled: DemoTraining, exact: DemoTraining, seconds: float) -> str:
+    """Return a sentence that compares held-out perplexity at equal times, after the first tenth of training."""
+    losses = [(record.seconds, record.held_out_loss or math.nan) for record in sampled.evaluated]
     worse = []
     compared = 0
     for record in exact.evaluated:
         if record.seconds < seconds / 10:
             continue
-        # What the sampled training had by then.
-        before = [loss for at, loss in ours if at <= record.seconds * 1.01]
+        before = [loss for at, loss in losses if at <= record.seconds * 1.01]
         if before:
             compared += 1
             if before[-1] >= (record.held_out_loss or math.nan):
                 worse.append(record.seconds)
     ends = (
-        f"At the end perplexity is {sampled.measured.perplexity:.1f} sampled, after {sampled.steps:,} steps, and "
-        f"{exact.measured.perplexity:.1f} exact, after {exact.steps:,}."
+        f"Final perplexity is {sampled.measured.perplexity:.1f} for sampled training ({sampled.steps:,} steps) and "
+        f"{exact.measured.perplexity:.1f} for exact training ({exact.steps:,} steps)."
     )
     if not compared:
-        return f"{ends} There was no evaluation of both at equal times after the first tenth."
+        return f"{ends} The two trainings have no evaluation at equal times after the first tenth."
     if not worse:
-        return f"At every equal time after the first tenth the sampled training has the lower perplexity. {ends}"
+        return (
+            f"After the first tenth sampled training has the lower perplexity at all {compared} times compared. {ends}"
+        )
     at = ", ".join(f"{second:.0f} s" for second in worse)
-    return f"The sampled training has the higher perplexity at {at}, of {compared} times compared. {ends}"
+    return f"Sampled training has the higher perplexity at {at}, of {compared} times compared. {ends}"
 
 
 @torch.no_grad()
-def complete(model: Model, beginnings: Sequence[str]) -> list[tuple[str, str]]:
-    """What a model expects after each beginning, with probabilities."""
+def complete(model: Model, prompts: Sequence[str]) -> list[tuple[str, str]]:
+    """Return each prompt with the five most probable next tokens and their probabilities."""
     model.eval()
     unknown = model.names.ids("<unk>") or 0
     found = []
-    for beginning in beginnings:
-        ids = [unknown if (i := model.names.ids(token)) is None else i for token in beginning.split()]
+    for prompt in prompts:
+        ids = [unknown if (i := model.names.ids(token)) is None else i for token in prompt.split()]
         hidden = model.encoder(torch.tensor([ids], device=model.device))[:, -1]
         best = model.head.topk(hidden, min(5, len(model.names)))
         guesses = zip(best.ids[0].tolist(), best.log_prob[0].exp().tolist(), strict=True)
-        found.append((beginning, "   ".join(f"{model.names[i]} {p:.0%}" for i, p in guesses)))
+        found.append((prompt, "   ".join(f"{model.names[i]} {p:.0%}" for i, p in guesses)))
     return found
 
 
 def _report(
     text: Text,
     task: Task,
-    sampled: Side,
-    exact: Side,
+    sampled: DemoTraining,
+    exact: DemoTraining,
     verdict: str,
-    answers: Sequence[tuple[str, str]],
+    completions: Sequence[tuple[str, str]],
     seconds: float,
 ) -> Report:
     from manyclass import __version__
@@ -202,16 +204,16 @@ def _report(
     probed = [record for record in sampled.records if record.rmse_log_z is not None]
     curves = Figure(
         "curves",
-        f"Exact held-out perplexity over all {text.num_classes:,} classes, on {_EVALUATED:,} tokens.",
-        [panel("against time", "seconds of training", "seconds"), panel("against steps", "steps", "step")],
+        f"Exact held-out perplexity over all {text.num_classes:,} classes, on {EVALUATED_TOKENS:,} tokens.",
+        [panel("Perplexity by time", "seconds of training", "seconds"), panel("Perplexity by step", "step", "step")],
     )
     error = Figure(
         "error",
-        "How far log Z̃ of a step is from log Z, root mean square over a few examples of its batch.",
+        "Root-mean-square error of log Z̃ in a training step, over a few examples of its batch.",
         [
             Panel(
-                "error of log Z̃ (rms)",
-                "steps",
+                "RMS error of log Z̃",
+                "step",
                 "nats",
                 [Curve("sampled", [r.step for r in probed], [r.rmse_log_z or 0.0 for r in probed], points=True)],
                 log_y=True,
@@ -220,11 +222,11 @@ def _report(
     )
     frequency = Figure(
         "frequency",
-        "By how often the class was trained on; a class that never was stands at a half.",
+        "Held-out metrics by the class's number of training examples. Classes without any are drawn at 0.5.",
         [
             Panel(
                 name,
-                "times in training",
+                "training examples of the class",
                 name,
                 [
                     Curve(
@@ -244,10 +246,10 @@ def _report(
         "The next token of Python source",
         f"{'; '.join(task.about)}.",
         [
-            Section("Sampled and exact, for as long", [verdict, curves]),
+            Section("Sampled and exact training in equal time", [verdict, curves]),
             Section(
-                "What the saved model expects",
-                [Table(["after", "it expects"], [(a, b.replace("   ", " · ")) for a, b in answers])],
+                "Predictions of the saved model",
+                [ReportTable(["prompt", "likely next tokens"], [(a, b.replace("   ", " · ")) for a, b in completions])],
             ),
             Section("Rare and frequent classes", [frequency]),
             *([Section("Error of the approximation", [error])] if probed else []),
@@ -255,7 +257,7 @@ def _report(
         [
             f"manyclass {__version__}, torch {torch.__version__}; {text.source}; {seconds:g} seconds of training each, "
             f"{torch.get_num_threads()} threads.",
-            "An LSTM of 128 units reads the tokens; inputs and classes share their vectors. Evaluations are no part of "
-            "the time. Other versions of Python have a little other text.",
+            "The encoder is an LSTM of 128 units; input and class vectors are shared. Evaluation time is not counted. "
+            "The text differs slightly between Python versions.",
         ],
     )

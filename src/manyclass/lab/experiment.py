@@ -1,24 +1,24 @@
-"""What an experiment is given, and what it finds."""
+"""The input of an experiment and its findings."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from manyclass.lab.cells import Compute, Settings
-from manyclass.lab.work import Work
+from manyclass.lab.runner import CellRunner
 from manyclass.report import Section
 
 
 @dataclass(frozen=True)
 class Claim:
-    """What a paper says, beside what was measured.
+    """A statement of the paper, and the measurement that tests it.
 
     Args:
-        id: its short name.
-        statement: what the paper says.
-        measured: what was measured, with its spread over seeds.
-        holds: whether the data bears it out.
-        reason: where it does not, why we think so.
+        id: a short name.
+        statement: the paper's statement.
+        measured: the measurement, with its spread over seeds.
+        holds: True if the data supports the statement.
+        reason: a probable cause if it does not.
     """
 
     id: str
@@ -30,12 +30,12 @@ class Claim:
 
 @dataclass(frozen=True)
 class Findings:
-    """What an experiment found.
+    """Output of an experiment.
 
     Args:
-        section: of the report.
-        claims: that its data decides.
-        rows: everything measured, as the rows of a table.
+        section: the experiment's section of the report.
+        claims: the statements that its data decides.
+        rows: all measurements, as table rows.
     """
 
     section: Section
@@ -45,14 +45,14 @@ class Findings:
 
 @dataclass(frozen=True)
 class Scale:
-    """How much work to do.
+    """Amount of work.
 
     Args:
-        seeds: how many problems.
-        iterations: of training in the paper's two figures.
-        short: of training elsewhere.
-        sweep_seeds: on how many of the problems learning rates are chosen.
-        draws: of a sampler, where an expectation is simulated.
+        seeds: number of random problems.
+        iterations: training iterations in the paper's two figures.
+        short: training iterations in all other experiments.
+        sweep_seeds: number of problems on which learning rates are chosen.
+        draws: draws of a sampler per simulated expectation.
     """
 
     seeds: int
@@ -63,35 +63,32 @@ class Scale:
 
     @staticmethod
     def points(iterations: int) -> list[int]:
-        """Where a curve is measured: every 20 iterations while most is learnt, every 100 then, and at the end."""
+        """Return the measured iterations: every 20 up to 200, where most is learned, then every 100, and the last."""
         early = range(0, min(iterations, 200) + 1, 20)
         return sorted({*early, *range(200, iterations + 1, 100), iterations})
 
 
 @dataclass(frozen=True)
 class Lab:
-    """Where experiments run: their scale, their seeds, and what computes for them.
-
-    Args:
-        scale, seed: how many problems, and the number of the first.
-        work: what computes.
-    """
+    """Scale, first seed and cell runner that all experiments share."""
 
     scale: Scale
     seed: int
-    work: Work
+    runner: CellRunner
 
     @property
     def seeds(self) -> list[int]:
+        """Seeds of all problems."""
         return list(range(self.seed, self.seed + self.scale.seeds))
 
     @property
     def sweep_seeds(self) -> list[int]:
+        """Seeds of the problems on which learning rates are chosen."""
         return self.seeds[: self.scale.sweep_seeds]
 
     def map(self, compute: Compute, settings: Sequence[Settings]) -> list[dict[str, Any]]:
-        """The results of a function for each of some settings, in order."""
-        return self.work.map(compute, settings)
+        """Return the function's results in the order of the settings."""
+        return self.runner.map(compute, settings)
 
 
-Run = Callable[[Lab], Findings]
+Experiment = Callable[[Lab], Findings]

@@ -1,4 +1,4 @@
-"""Files that are written in one piece: who reads one never sees half of it."""
+"""Text and CSV files, written with an atomic rename so that a reader never sees half of one."""
 
 import csv
 import os
@@ -8,13 +8,14 @@ from typing import Any
 
 
 def write_text(path: Path, text: str) -> None:
+    """Write a text file atomically."""
     beside = path.with_suffix(".tmp")
     beside.write_text(text, encoding="utf-8")
     os.replace(beside, path)
 
 
 def write_csv(path: Path, rows: Sequence[Mapping[str, Any]], common: Mapping[str, str]) -> None:
-    """Rows under all the columns that any of them has, and columns that all have in common."""
+    """Write rows atomically, with a column for every key of any row and the `common` columns added to each."""
     columns = list(dict.fromkeys(name for row in rows for name in row))
     beside = path.with_suffix(".tmp")
     with beside.open("w", newline="") as file:

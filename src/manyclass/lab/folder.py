@@ -1,4 +1,4 @@
-"""The folder that a run writes into: its own, or none."""
+"""The output folder of a run, which no other program's files may share."""
 
 import os
 from pathlib import Path
@@ -7,23 +7,23 @@ from manyclass.errors import UserError
 
 
 def claim_folder(path: Path, kind: str) -> None:
-    """Make a folder, or see that it is one that an earlier run of this kind made, before anything is computed.
+    """Create the output folder, or check that an earlier run of the same command created it.
 
     Args:
         path: the folder.
-        kind: what writes into it; a file of that name marks it.
+        kind: the command that writes into it; a marker file carries this name.
 
     Raises:
-        UserError: it is no folder, cannot be written to, or holds somebody else's files.
+        UserError: the path is not a folder, is not writable, or holds files that no run of this command wrote.
     """
-    mark = path / f".manyclass-{kind}"
+    marker = path / f".manyclass-{kind}"
     try:
         path.mkdir(parents=True, exist_ok=True)
-        if not mark.exists() and any(path.iterdir()):
+        if not marker.exists() and any(path.iterdir()):
             raise UserError(
                 f"`out` must be a new or empty folder, or one of an earlier run, got {path}, which has other files"
             )
-        mark.touch()
+        marker.touch()
     except FileExistsError:
         raise UserError(f"`out` must be a folder, got {path}, which is a file") from None
     except OSError as error:

@@ -1,11 +1,11 @@
-"""The softmax over all classes, as PyTorch computes it."""
+"""The exact softmax loss of PyTorch behind the interface of a head."""
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 
 class ExactSoftmax(nn.Module):
-    """What stands where a head stands, and scores all classes in every step.
+    """Drop-in replacement for a head that scores all classes in every step.
 
     Args:
         linear: the class vectors and biases.
@@ -16,6 +16,7 @@ class ExactSoftmax(nn.Module):
         self.linear = linear
 
     def forward(self, hidden: Tensor, target: Tensor, *, ignore_index: int = -100, reduction: str = "mean") -> Tensor:
+        """Return the cross-entropy over all classes."""
         scores = self.linear(hidden)
         loss = F.cross_entropy(scores.flatten(0, -2), target.flatten(), ignore_index=ignore_index, reduction=reduction)
         return loss.reshape(target.shape) if reduction == "none" else loss

@@ -1,9 +1,9 @@
-"""Training softmax regression by one method, beside exact training on the same minibatches."""
+"""Trains softmax regression by one method, and compares it with exact training on the same minibatches."""
 
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -32,19 +32,19 @@ Head = ClassHead | HierarchicalHead
 
 @dataclass(frozen=True)
 class Method:
-    """A way to train, in words that JSON can hold.
+    """Training method, in JSON-serialisable values.
 
     Args:
         objective: a key of OBJECTIVES, "ranking", "Taylor 1/Z", "adapted importance" or "hierarchical".
         sampler: "exhaustive", "importance", "Bernoulli" or "systematic".
         k: classes drawn.
-        power: of the class counts that weigh them; 0 is uniform.
-        margin: of ranking; None: log(C - 1).
-        group_size: how many examples share a draw; None: the batch.
-        explicit: how many of the most frequent classes are explicit, or "batch": those of the minibatch.
-        update: which rows learn, "scored" or "observed".
-        learn_z: whether each datapoint has a log z to learn.
-        draws: how many independent draws of k a step takes.
+        power: exponent of the class counts in the sampling weights; 0 is uniform.
+        margin: margin of ranking; None means log(C - 1).
+        group_size: number of examples that share a draw; None means the whole batch.
+        explicit: number of most frequent classes that are explicit, or "batch" for the minibatch's classes.
+        update: rows to update, "scored" or "observed".
+        learn_z: True to learn a log z per example.
+        draws: independent draws of k classes per step.
     """
 
     objective: str = "likelihood"
@@ -61,7 +61,7 @@ class Method:
 
 EXACT = Method(sampler="exhaustive")
 
-# Those that need no more than their name.
+# Objectives without arguments.
 OBJECTIVES: dict[str, Callable[[], Objective]] = {
     "likelihood": Likelihood,
     "plain importance": PlainImportance,
@@ -75,7 +75,7 @@ OBJECTIVES: dict[str, Callable[[], Objective]] = {
 
 
 def sampler_of(method: Method, problem: Problem) -> Sampler:
-    """The sampler that a method names, over the problem's class counts."""
+    """Return the method's sampler over the problem's class counts."""
     sampler: Importance | Bernoulli | Systematic
     group_size, counts = method.group_size, problem.counts
     if method.sampler == "exhaustive":
@@ -97,7 +97,7 @@ def sampler_of(method: Method, problem: Problem) -> Sampler:
 
 
 def objective_of(method: Method, sampler: Sampler) -> Objective:
-    """The objective that a method names."""
+    """Return the method's objective."""
     if method.objective == "ranking":
         return LogisticRanking(method.margin)
     if method.objective == "Taylor 1/Z":
@@ -108,8 +108,8 @@ def objective_of(method: Method, sampler: Sampler) -> Objective:
     return OBJECTIVES[method.objective]()
 
 
-def head_of(method: Method, problem: Problem) -> Head:
-    """A head with class vectors of zero and no bias, as the paper's model has it."""
+def build_head(method: Method, problem: Problem) -> Head:
+    """Build a head with zero class vectors and no bias, the paper's model."""
     if method.objective == "hierarchical":
         tree = HierarchicalHead(DIM, problem.num_classes, counts=problem.counts)
         nn.init.zeros_(tree.weight)
@@ -131,7 +131,7 @@ def head_of(method: Method, problem: Problem) -> Head:
 
 @torch.no_grad()
 def probabilities(head: Head, inputs: Tensor) -> Tensor:
-    """[N, C], exactly."""
+    """Return the exact class probabilities [N, C]."""
     if isinstance(head, HierarchicalHead):
         best = head.topk(inputs, head.num_classes)
         return torch.empty_like(best.log_prob).scatter_(1, best.ids, best.log_prob).exp()
@@ -140,13 +140,13 @@ def probabilities(head: Head, inputs: Tensor) -> Tensor:
 
 @torch.no_grad()
 def log_likelihood(head: Head, problem: Problem) -> float:
-    """The mean over the training set, exactly."""
+    """Return the exact mean log likelihood of the training set."""
     exact_loss = head.exact_loss if isinstance(head, ClassHead) else head
     return -float(exact_loss(problem.inputs, problem.target))
 
 
 def bias(p: Tensor, reference: Tensor) -> float:
-    """The paper's measure: the log of the mean absolute difference of class probabilities."""
+    """Return the paper's bias: the log of the mean absolute difference of class probabilities."""
     difference = float((p - reference).abs_().mean(dtype=torch.float64))
     return math.log(difference) if difference > 0 else -math.inf
 
@@ -154,8 +154,12 @@ def bias(p: Tensor, reference: Tensor) -> float:
 Measure = Callable[[int, Head], None]
 
 
-class _At(Callback):
-    """Measures after certain steps."""
+def _do_nothing(step: int, head: Head) -> None:
+    pass
+
+
+class _MeasureAtSteps(Callback):
+    """Callback that measures the head after the given steps."""
 
     def __init__(self, steps: Sequence[int], head: Head, measure: Measure) -> None:
         self._steps, self._head, self._measure = frozenset(steps), head, measure
@@ -165,15 +169,15 @@ class _At(Callback):
             self._measure(progress.step, self._head)
 
 
-def follow(
-    problem: Problem, method: Method, measure: Measure, *, seed: int, rate: float, points: Sequence[int]
+def train_method(
+    problem: Problem, method: Method, *, seed: int, rate: float, points: Sequence[int], measure: Measure = _do_nothing
 ) -> Head:
-    """Train by gradient descent with momentum to the last of the points, and measure at each of them.
+    """Train by gradient descent with momentum up to step max(points), and measure after each step in `points`.
 
     Raises:
-        ValueError: the loss is no longer finite.
+        ValueError: a loss is not finite.
     """
-    head = head_of(method, problem)
+    head = build_head(method, problem)
     log_z = nn.Parameter(torch.zeros(NUM_EXAMPLES)) if method.learn_z else None
     parameters = [*(p for p in head.parameters() if p.requires_grad), *([] if log_z is None else [log_z])]
     if 0 in points:
@@ -183,29 +187,26 @@ def follow(
         Minibatches(problem, seed=seed, log_z=log_z),
         torch.optim.SGD(parameters, lr=rate, momentum=MOMENTUM),
         steps=max(points),
-        callbacks=[_At(points, head, measure)],
+        callbacks=[_MeasureAtSteps(points, head, measure)],
         seed=seed,
     ).run()
     return head
 
 
-# A process computes the cells of one seed one after the other; they share what exact training predicted.
+# A worker computes the cells of one seed one after the other, so one entry lets them share exact training.
 @functools.lru_cache(maxsize=1)
-def _exact(seed: int, num_classes: int, rate: float, points: tuple[int, ...]) -> dict[int, Tensor]:
+def _exact_probabilities(seed: int, num_classes: int, rate: float, points: tuple[int, ...]) -> dict[int, Tensor]:
     problem = paper_problem(seed, num_classes)
-    kept: dict[int, Tensor] = {}
-    follow(
-        problem,
-        EXACT,
-        lambda step, head: kept.update({step: probabilities(head, problem.inputs)}),
-        seed=seed,
-        rate=rate,
-        points=points,
-    )
-    return kept
+    found: dict[int, Tensor] = {}
+
+    def measure(step: int, head: Head) -> None:
+        found[step] = probabilities(head, problem.inputs)
+
+    train_method(problem, EXACT, seed=seed, rate=rate, points=points, measure=measure)
+    return found
 
 
-def curve(
+def training_curve(
     *,
     method: Mapping[str, Any],
     seed: int,
@@ -214,26 +215,26 @@ def curve(
     points: list[int],
     num_classes: int = NUM_CLASSES,
 ) -> dict[str, Any]:
-    """A cell: exact log likelihood and bias at each point, None from where the training diverged.
+    """Compute a cell: exact log likelihood and bias at each point, None after the training diverged.
 
-    Bias is against exact training at the same iteration, against the true model, and against that on fresh inputs.
+    Bias is against exact training at the same iteration, and against the true model on training and fresh inputs.
     """
     problem = paper_problem(seed, num_classes)
-    exact = _exact(seed, num_classes, exact_rate, tuple(points))
+    exact = _exact_probabilities(seed, num_classes, exact_rate, tuple(points))
     found: dict[str, list[float | None]] = {
         name: [] for name in ("log_likelihood", "bias_exact", "bias_true", "bias_fresh")
     }
 
     def measure(step: int, head: Head) -> None:
         p = probabilities(head, problem.inputs)
-        found["log_likelihood"].append(_number(log_likelihood(head, problem)))
-        found["bias_exact"].append(_number(bias(p, exact[step])))
-        found["bias_true"].append(_number(bias(p, problem.true_p)))
-        found["bias_fresh"].append(_number(bias(probabilities(head, problem.fresh), problem.fresh_p)))
+        found["log_likelihood"].append(_finite_or_none(log_likelihood(head, problem)))
+        found["bias_exact"].append(_finite_or_none(bias(p, exact[step])))
+        found["bias_true"].append(_finite_or_none(bias(p, problem.true_p)))
+        found["bias_fresh"].append(_finite_or_none(bias(probabilities(head, problem.fresh), problem.fresh_p)))
 
     diverged = False
     try:
-        follow(problem, Method(**method), measure, seed=seed, rate=rate, points=points)
+        train_method(problem, Method(**method), seed=seed, rate=rate, points=points, measure=measure)
     except ValueError:
         diverged = True
         for values in found.values():
@@ -241,20 +242,15 @@ def curve(
     return {**found, "diverged": diverged}
 
 
-def final(*, method: Mapping[str, Any], seed: int, rate: float, iterations: int) -> dict[str, Any]:
-    """A cell: the exact log likelihood at the end; None where the training diverged."""
+def final_log_likelihood(*, method: Mapping[str, Any], seed: int, rate: float, iterations: int) -> dict[str, Any]:
+    """Compute a cell: the exact log likelihood after the last iteration, None if the training diverged."""
     problem = paper_problem(seed)
     try:
-        head = follow(problem, Method(**method), lambda step, head: None, seed=seed, rate=rate, points=[iterations])
+        head = train_method(problem, Method(**method), seed=seed, rate=rate, points=[iterations])
     except ValueError:
         return {"log_likelihood": None}
-    return {"log_likelihood": _number(log_likelihood(head, problem))}
+    return {"log_likelihood": _finite_or_none(log_likelihood(head, problem))}
 
 
-def settings(method: Method) -> dict[str, Any]:
-    """A method as cells take it."""
-    return asdict(method)
-
-
-def _number(value: float) -> float | None:
+def _finite_or_none(value: float) -> float | None:
     return value if math.isfinite(value) else None

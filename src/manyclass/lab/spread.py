@@ -1,4 +1,4 @@
-"""Medians and bands over seeds."""
+"""Medians, extremes and quartile bands over seeds."""
 
 import math
 from collections.abc import Sequence
@@ -11,14 +11,14 @@ from manyclass.report import Curve
 Values = Sequence[float | None]
 
 
-def floats(values: Values) -> list[float]:
-    """None, which is how JSON has numbers that are not finite, as NaN."""
+def none_to_nan(values: Values) -> list[float]:
+    """Map None, which stands for a non-finite number in JSON, to NaN."""
     return [math.nan if value is None else float(value) for value in values]
 
 
 @dataclass(frozen=True)
 class Spread:
-    """The median of a number over seeds, and the least and the greatest."""
+    """Median, minimum and maximum of a number over seeds."""
 
     median: float
     low: float
@@ -26,7 +26,8 @@ class Spread:
 
     @classmethod
     def of(cls, values: Values) -> "Spread":
-        known = [value for value in floats(values) if not math.isnan(value)]
+        """Summarise the values that are not missing."""
+        known = [value for value in none_to_nan(values) if not math.isnan(value)]
         if not known:
             return cls(math.nan, math.nan, math.nan)
         return cls(float(np.median(known)), min(known), max(known))
@@ -35,13 +36,16 @@ class Spread:
         return self.text()
 
     def text(self, form: str = ".3g") -> str:
+        """Format as "median (minimum to maximum)"."""
         if math.isnan(self.median):
             return "–"
-        return f"{shown(self.median, form)} ({shown(self.low, form)} to {shown(self.high, form)})"
+        return (
+            f"{format_number(self.median, form)} ({format_number(self.low, form)} to {format_number(self.high, form)})"
+        )
 
 
-def shown(value: float, form: str) -> str:
-    """A number with a minus that is one, and no minus before 0."""
+def format_number(value: float, form: str) -> str:
+    """Format a number with a typographic minus sign, and without one before 0."""
     return format(value + 0.0, form).replace("-", "−")
 
 
@@ -52,11 +56,11 @@ def band(
     *,
     dashed: bool = False,
     points: bool = False,
-    like: str | None = None,
+    colour_of: str | None = None,
 ) -> Curve:
-    """The median over runs at each point, between the quartiles; a gap where a run has no number."""
-    table = np.array([floats(run) for run in runs], dtype=float)
+    """Return a curve of the median over runs with a quartile band; a missing value leaves a gap."""
+    table = np.array([none_to_nan(run) for run in runs], dtype=float)
     low, middle, high = (np.quantile(table, q, axis=0).tolist() for q in (0.25, 0.5, 0.75))
     if len(runs) == 1:
-        return Curve(label, x, middle, dashed=dashed, points=points, like=like)
-    return Curve(label, x, middle, low, high, dashed=dashed, points=points, like=like)
+        return Curve(label, x, middle, dashed=dashed, points=points, colour_of=colour_of)
+    return Curve(label, x, middle, low, high, dashed=dashed, points=points, colour_of=colour_of)

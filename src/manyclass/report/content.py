@@ -1,4 +1,4 @@
-"""What a report is made of, before anything is drawn."""
+"""Content of a report, independent of how it is drawn."""
 
 import itertools
 import math
@@ -12,15 +12,15 @@ Tone = Literal["good", "bad", "plain"]
 
 @dataclass(frozen=True)
 class Curve:
-    """A line, or points, through numbers; those that are not finite leave a gap.
+    """Line through points; numbers that are not finite leave a gap.
 
     Args:
-        label: its name in the legend. Curves of one label have one colour in a figure, and in others if they can.
-        x, y: of equal length.
+        label: name in the legend. Curves of one label share a colour in a figure, and across figures if possible.
+        x, y: coordinates, of equal length.
         low, high: a band around y, or None.
-        dashed: whether the line is dashed, as a theory's or a bound's is.
-        points: whether the points are marked.
-        like: another curve's label, whose colour it takes.
+        dashed: True for a dashed line, as for a theory or a bound.
+        points: True to draw markers at the points.
+        colour_of: label of another curve whose colour to use.
     """
 
     label: str
@@ -30,7 +30,7 @@ class Curve:
     high: Sequence[float] | None = None
     dashed: bool = False
     points: bool = False
-    like: str | None = None
+    colour_of: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("y", "low", "high"):
@@ -43,7 +43,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Panel:
-    """A pair of axes."""
+    """Pair of axes with its curves."""
 
     title: str
     x_label: str
@@ -58,9 +58,9 @@ class Figure:
     """Panels side by side with one legend.
 
     Args:
-        name: of its files, in letters, digits and hyphens.
-        caption: what to see in it.
-        panels: from left to right.
+        name: name of its files, in lower-case letters, digits and hyphens.
+        caption: text below the figure.
+        panels: panels from left to right.
     """
 
     name: str
@@ -73,14 +73,14 @@ class Figure:
 
 
 @dataclass(frozen=True)
-class Table:
+class ReportTable:
     """Rows of text under headings.
 
     Args:
         columns: the headings.
-        rows: one text for each column.
-        caption: what it shows.
-        tones: for each row whether its last cell is good or bad news; None: neither.
+        rows: one text per column.
+        caption: text below the table.
+        tones: for each row "good", "bad" or "plain", the colour of its last cell; None means all plain.
     """
 
     columns: Sequence[str]
@@ -96,20 +96,20 @@ class Table:
 
 @dataclass(frozen=True)
 class Section:
-    """A heading and what stands under it: paragraphs of plain text, figures and tables."""
+    """Heading, and the paragraphs, figures and tables under it."""
 
     title: str
-    parts: Sequence[str | Figure | Table]
+    parts: Sequence[str | Figure | ReportTable]
 
 
 @dataclass(frozen=True)
 class Report:
-    """A page.
+    """Page of a report.
 
     Args:
-        title, summary: what opens it.
-        sections: in order.
-        notes: small print at its end: versions, settings, time.
+        title, summary: heading and first paragraph.
+        sections: sections in order.
+        notes: paragraphs at the end, such as versions, settings and time.
     """
 
     title: str
@@ -118,19 +118,20 @@ class Report:
     notes: Sequence[str] = field(default_factory=tuple)
 
     def figures(self) -> Iterator[Figure]:
+        """Yield all figures in order."""
         for section in self.sections:
             yield from (part for part in section.parts if isinstance(part, Figure))
 
     def colours(self) -> dict[str, dict[str, int]]:
-        """For each figure, by name, the number of each label's colour.
+        """Return the colour number of each label, by figure name.
 
-        A label keeps the colour of its first figure, unless another label of the figure has it already.
+        A label keeps the colour of its first figure, unless another label of the figure already has it.
         """
         first: dict[str, int] = {}
         found: dict[str, dict[str, int]] = {}
         for figure in self.figures():
             here: dict[str, int] = {}
-            labels = dict.fromkeys(curve.like or curve.label for panel in figure.panels for curve in panel.curves)
+            labels = dict.fromkeys(curve.colour_of or curve.label for panel in figure.panels for curve in panel.curves)
             for label in labels:
                 if label in first and first[label] not in here.values():
                     here[label] = first[label]
@@ -142,6 +143,6 @@ class Report:
         return found
 
 
-def finite(values: Sequence[float]) -> list[float | None]:
-    """The numbers with None for those that are not finite, which JSON has no word for."""
+def finite_or_none(values: Sequence[float]) -> list[float | None]:
+    """Replace numbers that are not finite, which JSON cannot represent, by None."""
     return [float(value) if math.isfinite(value) else None for value in values]

@@ -12,7 +12,7 @@
       ...common, y: curve.y, name: curve.label, connectgaps: false,
       mode: curve.points ? "lines+markers" : "lines",
       line: { color: ink(curve), width: 2, dash: curve.dashed ? "dash" : "solid" },
-      marker: { symbol: curve.mark, size: 6 },
+      marker: { symbol: curve.marker, size: 6 },
     };
     if (!curve.low) return [line];
     const edge = { ...common, mode: "lines", line: { width: 0 }, hoverinfo: "skip" };
@@ -23,7 +23,7 @@
     return [...band, line];
   });
 
-  // Over many decades their numbers alone, else 2 and 5 as well: more would run into each other.
+  // Label 2 and 5 too only where the axis spans few powers of ten, because labels would overlap.
   const ticks = (values) => {
     const logs = values.filter((value) => value > 0).map(Math.log10);
     return { dtick: logs.length > 0 && Math.max(...logs) - Math.min(...logs) > 2.5 ? 1 : "D2" };
@@ -44,7 +44,7 @@
     hoverlabel: { namelength: -1 },
   });
 
-  // Dragging zooms, a double click goes back; a bar of buttons would lie over the titles.
+  // Dragging zooms and a double click resets; plotly's button bar would cover the titles.
   const options = { responsive: true, displayModeBar: false };
   const redraws = [];
 
@@ -77,7 +77,7 @@
     redraws.push(redraw);
   }
   const all = () => Promise.all(redraws.map((redraw) => redraw()));
-  // Tests wait for this; a person sees the plots.
+  // Tests wait for this attribute.
   all().then(() => { document.documentElement.dataset.drawn = String(redraws.length); });
   dark.addEventListener("change", all);
 })();

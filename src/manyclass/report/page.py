@@ -1,19 +1,19 @@
-"""The page itself: everything it needs is in it, so that it opens from a disk with no network."""
+"""The HTML page, which contains all its resources and so opens without a network."""
 
 import html
 import json
 from importlib import resources
 
-from manyclass.report.colours import colour, mark
-from manyclass.report.content import Curve, Figure, Report, Section, Table, finite
+from manyclass.report.colours import colour, marker
+from manyclass.report.content import Curve, Figure, Report, ReportTable, Section, finite_or_none
 
 
-def render(report: Report) -> str:
-    """The report as one HTML document."""
+def render_page(report: Report) -> str:
+    """Render the report as one HTML document."""
     from plotly.offline import get_plotlyjs
 
     colours = report.colours()
-    # "</" would end the script that holds it.
+    # Escape "</", which would end the enclosing script element.
     content = json.dumps([_figure_content(figure, colours[figure.name]) for figure in report.figures()]).replace(
         "</", r"<\/"
     )
@@ -48,7 +48,7 @@ def _section(section: Section) -> str:
     for part in section.parts:
         if isinstance(part, Figure):
             parts.append(_figure(part))
-        elif isinstance(part, Table):
+        elif isinstance(part, ReportTable):
             parts.append(_table(part))
         else:
             parts.append(f"<p>{html.escape(part)}</p>")
@@ -58,15 +58,14 @@ def _section(section: Section) -> str:
 def _figure(figure: Figure) -> str:
     panels = "".join(f'<div class="panel" aria-label="{html.escape(panel.title)}"></div>' for panel in figure.panels)
     files = " ".join(f'<a href="figures/{figure.name}.{ending}">{ending.upper()}</a>' for ending in ("png", "svg"))
-    number = len(figure.panels)
     return (
         f'<figure id="{figure.name}"><div class="legend"></div>'
-        f'<div class="panels" data-number="{number}">{panels}</div>'
+        f'<div class="panels" data-number="{len(figure.panels)}">{panels}</div>'
         f"<figcaption>{html.escape(figure.caption)} {files}</figcaption></figure>"
     )
 
 
-def _table(table: Table) -> str:
+def _table(table: ReportTable) -> str:
     heads = "".join(f"<th>{html.escape(column)}</th>" for column in table.columns)
     tones = table.tones or ["plain"] * len(table.rows)
     rows = "".join(
@@ -74,10 +73,10 @@ def _table(table: Table) -> str:
         for row, tone in zip(table.rows, tones, strict=True)
     )
     caption = f"<caption>{html.escape(table.caption)}</caption>" if table.caption else ""
-    # On a phone rows with a verdict are read one under the other; numbers keep their columns and scroll.
-    kind = ' class="claims"' if table.tones else ""
+    # On a small screen the cells of a table with verdicts are stacked; other tables keep their columns and scroll.
+    style = ' class="claims"' if table.tones else ""
     return (
-        f'<div class="scroll"><table{kind}>{caption}<thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table></div>'
+        f'<div class="scroll"><table{style}>{caption}<thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table></div>'
     )
 
 
@@ -91,7 +90,7 @@ def _figure_content(figure: Figure, colours: dict[str, int]) -> dict[str, object
                 "y_label": panel.y_label,
                 "log_x": panel.log_x,
                 "log_y": panel.log_y,
-                "curves": [_curve_content(curve, colours[curve.like or curve.label]) for curve in panel.curves],
+                "curves": [_curve_content(curve, colours[curve.colour_of or curve.label]) for curve in panel.curves],
             }
             for panel in figure.panels
         ],
@@ -101,13 +100,13 @@ def _figure_content(figure: Figure, colours: dict[str, int]) -> dict[str, object
 def _curve_content(curve: Curve, number: int) -> dict[str, object]:
     return {
         "label": curve.label,
-        "x": finite(curve.x),
-        "y": finite(curve.y),
-        "low": None if curve.low is None else finite(curve.low),
-        "high": None if curve.high is None else finite(curve.high),
+        "x": finite_or_none(curve.x),
+        "y": finite_or_none(curve.y),
+        "low": None if curve.low is None else finite_or_none(curve.low),
+        "high": None if curve.high is None else finite_or_none(curve.high),
         "dashed": curve.dashed,
         "points": curve.points,
         "light": colour(number),
         "dark": colour(number, dark=True),
-        "mark": mark(number),
+        "marker": marker(number),
     }

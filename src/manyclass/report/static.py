@@ -1,9 +1,9 @@
-"""Figures as pictures that can stand in a paper."""
+"""Static figures for print, drawn with matplotlib."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from manyclass.report.colours import colour, mark
+from manyclass.report.colours import colour, marker
 from manyclass.report.content import Curve, Figure, Panel
 
 if TYPE_CHECKING:
@@ -22,22 +22,22 @@ _STYLE: dict[Any, Any] = {
     "grid.color": "#E3E6EA",
     "grid.linewidth": 0.6,
     "legend.frameon": False,
-    # The same numbers give the same file.
+    # A fixed salt makes the SVG files reproducible.
     "svg.hashsalt": "manyclass",
 }
 _MARKERS = {"circle": "o", "square": "s", "diamond": "D", "triangle-up": "^", "x": "x"}
-_PANEL_WIDTH, _PANEL_HEIGHT, _PER_ROW = 4.3, 3.3, 3
+_PANEL_WIDTH, _PANEL_HEIGHT, _PANELS_PER_ROW = 4.3, 3.3, 3  # inches, inches, panels
 
 
 def draw(figure: Figure, colours: dict[str, int], folder: Path) -> list[Path]:
-    """Write a figure as SVG and as PNG."""
+    """Write a figure as SVG and PNG, and return the paths."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
     number = len(figure.panels)
-    columns = number if number <= _PER_ROW else (2 if number == 4 else _PER_ROW)
+    columns = number if number <= _PANELS_PER_ROW else (2 if number == 4 else _PANELS_PER_ROW)
     rows = -(-number // columns)
     written = []
     with pyplot.rc_context(_STYLE):
@@ -48,7 +48,7 @@ def draw(figure: Figure, colours: dict[str, int], folder: Path) -> list[Path]:
         legend: dict[str, Artist] = {}
         for axes, panel in zip(grid.flat, figure.panels, strict=False):
             legend |= _draw_panel(axes, panel, colours)
-        # As many columns as fit under the panels: about 0.08 inches a letter, and half an inch for the line.
+        # Fit as many legend columns as possible: about 0.08 inches per letter, and half an inch for the line.
         widest = 0.5 + 0.08 * max(map(len, legend), default=1)
         canvas.legend(
             legend.values(), legend, loc="outside lower center", ncols=max(1, min(len(legend), int(size[0] / widest)))
@@ -61,10 +61,10 @@ def draw(figure: Figure, colours: dict[str, int], folder: Path) -> list[Path]:
 
 
 def _draw_panel(axes: "Axes", panel: Panel, colours: dict[str, int]) -> "dict[str, Artist]":
-    """Draw one pair of axes; what its legend needs, by label."""
+    """Draw one panel and return its legend entries by label."""
     legend: dict[str, Artist] = {}
     for curve in panel.curves:
-        number = colours[curve.like or curve.label]
+        number = colours[curve.colour_of or curve.label]
         ink = colour(number)
         (legend[curve.label],) = axes.plot(
             curve.x,
@@ -72,7 +72,7 @@ def _draw_panel(axes: "Axes", panel: Panel, colours: dict[str, int]) -> "dict[st
             "--" if curve.dashed else "-",
             color=ink,
             lw=1.4,
-            marker=_MARKERS[mark(number)] if _marked(curve, number) else None,
+            marker=_MARKERS[marker(number)] if _has_markers(curve, number) else None,
             ms=3.5,
             markevery=1 if curve.points else 0.1,
         )
@@ -89,7 +89,7 @@ def _draw_panel(axes: "Axes", panel: Panel, colours: dict[str, int]) -> "dict[st
 
 
 def _label_log(axis: "Axis") -> None:
-    """Labels at 1, 2 and 5 of each power of ten where there are few powers, so that none lies over another."""
+    """Label 1, 2 and 5 times each power of ten if there are few powers; more labels would overlap."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     axis.set_minor_formatter(NullFormatter())
@@ -99,5 +99,5 @@ def _label_log(axis: "Axis") -> None:
         axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
 
 
-def _marked(curve: Curve, number: int) -> bool:
-    return curve.points or mark(number) != "circle"
+def _has_markers(curve: Curve, number: int) -> bool:
+    return curve.points or marker(number) != "circle"

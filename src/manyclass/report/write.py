@@ -1,4 +1,4 @@
-"""Writing a report: the page, and each figure as a picture beside it."""
+"""Writes a report: the page, and every figure as PNG and SVG."""
 
 import importlib.util
 import os
@@ -10,33 +10,33 @@ from manyclass.report.content import Report
 
 
 @dataclass(frozen=True)
-class Written:
-    """Where a report lies."""
+class WrittenReport:
+    """Paths of the page and of the figures."""
 
     page: Path
     pictures: tuple[Path, ...]
 
 
 def check_libraries() -> None:
-    """Raise, before any work is done, if what draws is not installed.
+    """Check, before any work is done, that the plotting libraries are installed.
 
     Raises:
-        ImportError: matplotlib or plotly is missing.
+        ImportError: matplotlib or plotly is not installed.
     """
     missing = [name for name in ("matplotlib", "plotly") if importlib.util.find_spec(name) is None]
     if missing:
         raise ImportError(f"a report needs {' and '.join(missing)}: pip install 'manyclass[report]'")
 
 
-def write_report(report: Report, folder: Path) -> Written:
-    """Write `report.html`, and figures/NAME.svg and .png, into a folder, over what an earlier report left there.
+def write_report(report: Report, folder: Path) -> WrittenReport:
+    """Write `report.html`, figures/NAME.svg and figures/NAME.png into a folder, and overwrite an earlier report.
 
     Args:
-        report: what to write.
-        folder: where to; made if it is not there.
+        report: the report.
+        folder: the folder, created if it does not exist.
 
     Raises:
-        ImportError: matplotlib or plotly is missing.
+        ImportError: matplotlib or plotly is not installed.
     """
     check_libraries()
     pictures = folder / "figures"
@@ -44,8 +44,8 @@ def write_report(report: Report, folder: Path) -> Written:
     colours = report.colours()
     drawn = [path for figure in report.figures() for path in static.draw(figure, colours[figure.name], pictures)]
     path = folder / "report.html"
-    # Beside it and renamed: whoever has the page open never reads half of one.
+    # An atomic rename, so that a browser never reads half a page.
     beside = path.with_suffix(".tmp")
-    beside.write_text(page.render(report), encoding="utf-8")
+    beside.write_text(page.render_page(report), encoding="utf-8")
     os.replace(beside, path)
-    return Written(path, tuple(drawn))
+    return WrittenReport(path, tuple(drawn))

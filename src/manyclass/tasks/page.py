@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from manyclass.report import Curve, Figure, Panel, Report, Section, Table
+from manyclass.report import Curve, Figure, Panel, Report, ReportTable, Section
 from manyclass.tasks.measure import Measured
 from manyclass.tasks.model import Model
 from manyclass.training import History, Record
@@ -39,7 +39,7 @@ def report_of(model: Model, history: History, measured: Measured, about: Sequenc
     return Report(f"A model of {model.plan.kind}", f"{'; '.join(about)}.", sections, notes)
 
 
-def _outcome(model: Model, history: History, measured: Measured) -> Table:
+def _outcome(model: Model, history: History, measured: Measured) -> ReportTable:
     rows = [
         ["held-out loss, exact", f"{measured.loss:.4f}"],
         ["perplexity", f"{measured.perplexity:,.2f}"],
@@ -48,7 +48,9 @@ def _outcome(model: Model, history: History, measured: Measured) -> Table:
         ["classes", f"{len(model.names):,}"],
         ["best at step", "–" if history.best_step is None else f"{history.best_step:,}"],
     ]
-    return Table(["measure", "value"], rows, "The best model on all held-out examples; loss in nats, over all classes.")
+    return ReportTable(
+        ["measure", "value"], rows, "The best model on all held-out examples; loss in nats, over all classes."
+    )
 
 
 def _learning(records: Sequence[Record]) -> Section:
@@ -106,7 +108,7 @@ def _frequency(measured: Measured) -> Section:
         [band.name, f"{band.examples:,.0f}", f"{band.loss:.3f}", *(f"{band.metrics[name]:.4f}" for name in names)]
         for band in measured.bands
     ]
-    table = Table(
+    table = ReportTable(
         ["times in training", "held-out examples", "loss", *names], rows, "By how often the class was trained on."
     )
     middle = [max(0.5, (band.low * band.high) ** 0.5) for band in measured.bands]
@@ -137,4 +139,4 @@ def _time(history: History) -> Section:
         for name, seconds in sorted(history.spent.items(), key=lambda pair: -pair[1])
     ]
     note = "A GPU works while the program goes on: what waits for it is told to have taken its time."
-    return Section("Where the time went", [Table(["on", "seconds", "share"], rows, note)])
+    return Section("Where the time went", [ReportTable(["on", "seconds", "share"], rows, note)])

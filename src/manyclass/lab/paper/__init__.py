@@ -1,4 +1,4 @@
-"""The paper, reproduced: Barber & Botev, "Dealing with a large number of classes"."""
+"""Reproduction of Barber & Botev, "Dealing with a large number of classes"."""
 
 from manyclass.lab.paper.reproduce import DEFAULT as DEFAULT
 from manyclass.lab.paper.reproduce import EXPERIMENTS as EXPERIMENTS

@@ -1,5 +1,6 @@
-"""What to do with a budget of scored classes: the explicit set, the split, whose draw it is, and which rows learn."""
+"""Ways to spend a budget of scored classes: explicit set, split, shared or separate draws, rows updated."""
 
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -9,42 +10,41 @@ from manyclass.heads import ClassHead
 from manyclass.lab.experiment import Findings, Lab
 from manyclass.lab.paper import rates
 from manyclass.lab.paper.curves import MEASURES, train
-from manyclass.lab.problem import BATCH, paper_problem
-from manyclass.lab.softmax_regression import EXACT, Method, follow, head_of, settings
-from manyclass.lab.spread import Spread, band, shown
-from manyclass.report import Figure, Panel, Section, Table
+from manyclass.lab.problem import BATCH_SIZE, paper_problem
+from manyclass.lab.softmax_regression import EXACT, Method, build_head, train_method
+from manyclass.lab.spread import Spread, band, format_number
+from manyclass.report import Figure, Panel, ReportTable, Section
 
 BUDGET = 100  # classes scored for an example, its target included
 ITERATION = 50
-EACH = Method(k=BUDGET - 1)
-SHARED = Method(k=BUDGET - 1, group_size=None)
-SPLITS = (25, 50, 75, 95)
+SPLITS = (25, 50, 75, 95)  # explicit classes
+SEPARATE, SHARED = "target, separate draws", "target, shared draw"
+OBSERVED = "observed rows only"
 CHOICES = {
-    "target, a draw each": EACH,
-    "target, one draw": SHARED,
-    # A minibatch of 50 has 48 or so distinct classes.
+    SEPARATE: Method(k=BUDGET - 1),
+    SHARED: Method(k=BUDGET - 1, group_size=None),
+    # A minibatch of 50 has about 48 distinct classes.
     "minibatch's classes": Method(k=BUDGET // 2, group_size=None, explicit="batch"),
     **{f"{n} frequent classes": Method(k=BUDGET - n, group_size=None, explicit=n) for n in SPLITS},
-    "target, a draw each; observed rows learn": Method(k=BUDGET - 1, update="observed"),
-    "minibatch's classes; observed rows learn": Method(
-        k=BUDGET // 2, group_size=None, explicit="batch", update="observed"
-    ),
+    f"{SEPARATE}; {OBSERVED}": Method(k=BUDGET - 1, update="observed"),
+    f"minibatch's classes; {OBSERVED}": Method(k=BUDGET // 2, group_size=None, explicit="batch", update="observed"),
 }
 
 
 def run(lab: Lab) -> Findings:
-    rate = rates.shared(lab).best
+    """Train with each choice, and measure its error on one minibatch."""
+    rate = rates.normalisation_sweep(lab).best
     methods = {"exact": EXACT, **CHOICES}
     curves = train(lab, methods, dict.fromkeys(methods, rate), iterations=lab.scale.short)
     cells = [
-        {"seed": seed, "method": settings(method), "exact_rate": rate, "draws": lab.scale.draws // 20}
+        {"seed": seed, "method": asdict(method), "exact_rate": rate, "draws": lab.scale.draws // 20}
         for seed in lab.seeds
         for method in CHOICES.values()
     ]
-    found = lab.map(diagnosis, cells)
+    found = lab.map(approximation_error, cells)
     by_label = {label: found[i :: len(CHOICES)] for i, label in enumerate(CHOICES)}
-    errors = Table(
-        ["choice", "error of log Z̃", "error of γ̃", "signs right", "classes scored", "rows touched"],
+    errors = ReportTable(
+        ["choice", "RMS error of log Z̃", "RMS error of γ̃", "correct signs", "classes scored", "rows updated"],
         [
             [
                 label,
@@ -61,43 +61,45 @@ def run(lab: Lab) -> Findings:
             ]
             for label, results in by_label.items()
         ],
-        f"After {ITERATION} iterations of exact training, over draws for a minibatch; median over seeds, with "
-        "extremes.",
+        f"Errors on one minibatch after {ITERATION} iterations of exact training, over repeated draws. Median over "
+        "seeds, with minimum and maximum.",
     )
     splits = [0, *SPLITS]
-    split_labels = ["target, one draw", *(f"{n} frequent classes" for n in SPLITS)]
+    split_labels = [SHARED, *(f"{n} frequent classes" for n in SPLITS)]
     split = [
         band(
-            "one draw for the batch",
+            "draw shared by the batch",
             splits,
             [[by_label[label][i]["rmse_log_z"] for label in split_labels] for i in range(len(lab.seeds))],
             points=True,
         )
     ]
     best = min(CHOICES, key=lambda label: Spread.of(curves.mean_bias(label)).median)
-    each = "target, a draw each"
-    learn = [Spread.of(curves.mean_bias(label)).median for label in (each, f"{each}; observed rows learn")]
+    every, observed = (Spread.of(curves.mean_bias(label)).median for label in (SEPARATE, f"{SEPARATE}; {OBSERVED}"))
     section = Section(
-        "Choices",
+        "Spending a budget of scored classes",
         [
-            f"Every choice below scores {BUDGET} classes for an example, by importance sampling from class "
-            "frequencies, with exact training's rate. “A draw each” is the paper's way: it touches nearly "
-            "every row in a step. “One draw” is shared by the minibatch, and touches about a hundred.",
+            f"Each choice below scores {BUDGET} classes per example, by importance sampling from class frequencies, at "
+            "the learning rate of exact training. “Separate draws”, one per example as in the paper, update nearly "
+            "every row in a step. A “shared draw” for the whole minibatch updates about a hundred rows. “Observed "
+            "rows only” updates the vectors of the minibatch's classes and no others.",
             Figure(
                 "choices",
-                "Log likelihood and bias for each choice; median and quartiles over seeds.",
+                "Log likelihood and bias for each choice. Median and quartiles over seeds.",
                 curves.panels(list(MEASURES)),
             ),
             curves.table(),
             Figure(
                 "choices-split",
-                "The error of log Z̃ against how many of the most frequent classes are explicit.",
-                [Panel("T−K explicit, K drawn", "explicit classes", "rms error of log Z̃", split)],
+                f"RMS error of log Z̃ by the number of explicit classes, of {BUDGET} scored in total. The explicit "
+                "classes are the most frequent ones.",
+                [Panel("Explicit and sampled classes", "explicit classes", "RMS error of log Z̃", split)],
             ),
             errors,
-            f"Least bias against exact training: {best}. Letting only the minibatch's own classes learn changes the "
-            f"mean bias from {shown(learn[0], '.2f')} to {shown(learn[1], '.2f')} where each example has its draw: "
-            "the section on signs and places shows how little a draw knows of the other classes' gradients.",
+            f"The choice with the lowest bias against exact training is “{best}”. With separate draws, updating only "
+            f"the minibatch's classes changes the mean bias from {format_number(every, '.2f')} to "
+            f"{format_number(observed, '.2f')}: the section on gradients shows how little one draw says about the "
+            "gradients of all other classes.",
         ],
     )
     rows = curves.rows()
@@ -109,25 +111,20 @@ def run(lab: Lab) -> Findings:
     return Findings(section, (), rows)
 
 
-def diagnosis(*, seed: int, method: dict[str, Any], exact_rate: float, draws: int) -> dict[str, float | None]:
-    """A cell: the error of an approximation on a minibatch, in the middle of exact training."""
+def approximation_error(*, seed: int, method: dict[str, Any], exact_rate: float, draws: int) -> dict[str, float | None]:
+    """Compute a cell: the error of an approximation on a minibatch, in the middle of exact training."""
     problem = paper_problem(seed)
-    trained = follow(problem, EXACT, lambda step, head: None, seed=seed, rate=exact_rate, points=[ITERATION])
-    head = head_of(Method(**method), problem)
+    trained = train_method(problem, EXACT, seed=seed, rate=exact_rate, points=[ITERATION])
+    head = build_head(Method(**method), problem)
     assert isinstance(head, ClassHead)
     with torch.no_grad():
         head.weight.copy_(trained.weight)
     found = diagnose(
         head,
-        problem.inputs[:BATCH],
-        problem.target[:BATCH],
+        problem.inputs[:BATCH_SIZE],
+        problem.target[:BATCH_SIZE],
         draws=draws,
         generator=torch.Generator().manual_seed(seed),
     )
-    return {
-        "rmse_log_z": found.rmse_log_z,
-        "gamma_rmse": found.gamma_rmse,
-        "sign_agreement": found.sign_agreement,
-        "classes_scored": found.classes_scored,
-        "rows_touched": found.rows_touched,
-    }
+    names = ("rmse_log_z", "gamma_rmse", "sign_agreement", "classes_scored", "rows_touched")
+    return {name: getattr(found, name) for name in names}

@@ -1,4 +1,4 @@
-"""Variance of Z̃ and of γ̃ for each sampler: theory beside simulation, and the paper's footnote with its correction."""
+"""Variance of Z̃ and of γ̃ for each sampler, simulated and by theory, and a correction of the paper's footnote."""
 
 import math
 from collections.abc import Callable
@@ -8,14 +8,13 @@ from torch import Tensor
 
 from manyclass.lab.experiment import Claim, Findings, Lab
 from manyclass.lab.paper import rates
-from manyclass.lab.problem import BATCH, paper_problem
-from manyclass.lab.softmax_regression import EXACT, Method, follow, probabilities, sampler_of
+from manyclass.lab.problem import BATCH_SIZE, paper_problem
+from manyclass.lab.softmax_regression import EXACT, Method, probabilities, sampler_of, train_method
 from manyclass.lab.spread import Spread, band
-from manyclass.report import Curve, Figure, Panel, Section, Table
+from manyclass.report import Curve, Figure, Panel, ReportTable, Section
 from manyclass.samplers import Bernoulli, Importance, Sampler, Systematic
 
-# Early enough for the model to be unsure, which is when the normaliser matters.
-ITERATION = 50
+ITERATION = 50  # early, because the normaliser matters most while the model is uncertain
 KS = (5, 10, 20, 50, 100, 200, 500)
 SAMPLERS = {
     "importance": Method(),
@@ -24,12 +23,13 @@ SAMPLERS = {
     "Bernoulli, uniform": Method(sampler="Bernoulli", power=0.0),
     "systematic": Method(sampler="systematic"),
 }
-SIZE, DRAWN = 2000, 100
-SPREADS = (0.2, 0.5, 1.0, 2.0, 3.0, 4.4, 6.0, 9.0)
+POPULATION, DRAWN = 2000, 100  # numbers in the footnote, all and sampled
+RATIOS = (0.2, 0.5, 1.0, 2.0, 3.0, 4.4, 6.0, 9.0)  # of standard deviation to mean, σ/μ
 
 
 def run(lab: Lab) -> Findings:
-    rate = rates.shared(lab).best
+    """Simulate each sampler's variance and compare it with theory."""
+    rate = rates.normalisation_sweep(lab).best
     cells = [
         {"seed": seed, "exact_rate": rate, "label": label, "k": k, "draws": lab.scale.draws}
         for seed in lab.seeds
@@ -39,45 +39,45 @@ def run(lab: Lab) -> Findings:
     found = lab.map(variances, cells)
     table = {(cell["label"], cell["k"], cell["seed"]): result for cell, result in zip(cells, found, strict=True)}
     panels = []
-    for quantity, title in (("z", "Z̃"), ("gamma", "γ̃ of the target")):
+    for quantity, title in (("z", "Z̃"), ("gamma", "the target's γ̃")):
         curves = []
         for label in SAMPLERS:
             for kind in ("simulated", "theory"):
                 runs = [[table[label, k, seed][f"{quantity}_{kind}"] for k in KS] for seed in lab.seeds]
                 name = label if kind == "simulated" else f"{label}, theory"
-                curves.append(band(name, KS, runs, dashed=kind == "theory", points=kind == "simulated", like=label))
-        y_label = "variance over Z²" if quantity == "z" else "variance"
+                curves.append(
+                    band(name, KS, runs, dashed=kind == "theory", points=kind == "simulated", colour_of=label)
+                )
+        y_label = "variance / Z²" if quantity == "z" else "variance"
         panels.append(Panel(f"Variance of {title}", "K", y_label, curves, log_x=True, log_y=True))
 
-    cells = [
-        {"seed": seed, "spread": spread, "vectors": lab.scale.draws // 20} for seed in lab.seeds for spread in SPREADS
-    ]
+    keys = [(spread, seed) for seed in lab.seeds for spread in RATIOS]
+    cells = [{"seed": seed, "spread": spread, "vectors": lab.scale.draws // 20} for spread, seed in keys]
     notes = lab.map(footnote, cells)
-    asked = [(spread, seed) for seed in lab.seeds for spread in SPREADS]
-    note = dict(zip(asked, notes, strict=True))
+    note = dict(zip(keys, notes, strict=True))
     simulated = {
-        label: band(label, SPREADS, [[note[s, seed][label] for s in SPREADS] for seed in lab.seeds], points=True)
+        label: band(label, RATIOS, [[note[s, seed][label] for s in RATIOS] for seed in lab.seeds], points=True)
         for label in ("importance, uniform", "Bernoulli, uniform", "systematic")
     }
     theory = [
-        Curve(f"{label}, {whose}", SPREADS, [formula(s) for s in SPREADS], dashed=True, like=like)
-        for (label, whose, like), formula in FORMULAS.items()
+        Curve(f"{label}, {source}", RATIOS, [formula(s) for s in RATIOS], dashed=True, colour_of=colour_of)
+        for (label, source, colour_of), formula in FORMULAS.items()
     ]
     section = Section(
-        "Estimators",
+        "Variance of the estimators",
         [
-            f"Below, exact training has gone {ITERATION} iterations, and a minibatch of {BATCH} is estimated again "
-            "and again, each example with its own draw. Theory for importance sampling and Bernoulli sampling are "
-            "the paper's variances; for systematic sampling the integral over its one random number. γ̃ = 1 − u/Z̃ "
-            "has to first order p² times the variance of Z̃ over Z², which is good while that is small.",
-            Figure("estimators", "Mean over the minibatch. Points: simulation, dashes: theory.", panels),
-            f"The footnote compares importance and Bernoulli sampling of {DRAWN} of {SIZE:,} numbers of mean μ and "
-            "standard deviation σ, uniformly. It drops a term: E[Z²] is Cσ² + C²μ², so that importance sampling has "
-            "σ²C(C−1)/S and not (σ²+μ²)C²/S. Bernoulli sampling, whose sample size is random, is then the worse one "
-            "wherever σ/μ < √((C−S)/(S−1)) = 4.4.",
+            f"Repeated estimates for one minibatch of {BATCH_SIZE} after {ITERATION} iterations of exact training, "
+            "with separate draws for each example. The theory is the paper's variance for importance and Bernoulli "
+            "sampling, and for systematic sampling the integral over its one random number. To first order the "
+            "variance of γ̃ = 1 − u/Z̃ is p² Var(Z̃)/Z², a good approximation while it is small.",
+            Figure("estimators", "Variance, mean over the minibatch. Points: simulation. Dashes: theory.", panels),
+            f"The paper's footnote compares importance and Bernoulli sampling of {DRAWN} out of {POPULATION:,} "
+            "numbers with mean μ and standard deviation σ, drawn uniformly. It drops a term: E[Z²] is Cσ² + C²μ², so "
+            "the variance of importance sampling is σ²C(C−1)/S and not (σ²+μ²)C²/S. Bernoulli sampling, which has a "
+            "random sample size, then has the larger variance wherever σ/μ < √((C−S)/(S−1)) = 4.4.",
             Figure(
                 "variance-footnote",
-                "Expected variance of Z̃ at equal cost, μ = 1. Points: simulation; dashes: formulas.",
+                "Expected variance of Z̃ at equal cost, μ = 1. Points: simulation. Dashes: formulas.",
                 [
                     Panel(
                         "The footnote's comparison",
@@ -98,14 +98,14 @@ def run(lab: Lab) -> Findings:
 
 
 def _trained(seed: int, rate: float) -> tuple[Tensor, Tensor]:
-    """Probabilities [B, C] of the first examples by exact training half-way, and their targets."""
+    """Return the probabilities [B, C] of the first examples during exact training, and their targets."""
     problem = paper_problem(seed)
-    head = follow(problem, EXACT, lambda step, head: None, seed=seed, rate=rate, points=[ITERATION])
-    return probabilities(head, problem.inputs[:BATCH]).double(), problem.target[:BATCH]
+    head = train_method(problem, EXACT, seed=seed, rate=rate, points=[ITERATION])
+    return probabilities(head, problem.inputs[:BATCH_SIZE]).double(), problem.target[:BATCH_SIZE]
 
 
 def variances(*, seed: int, exact_rate: float, label: str, k: int, draws: int) -> dict[str, float]:
-    """A cell: variance of Z̃/Z and of γ̃(target), mean over the minibatch, by simulation and by theory."""
+    """Compute a cell: variance of Z̃/Z and of γ̃(target), mean over the minibatch, by simulation and by theory."""
     p, target = _trained(seed, exact_rate)
     method = SAMPLERS[label]
     problem = paper_problem(seed)
@@ -122,10 +122,10 @@ def variances(*, seed: int, exact_rate: float, label: str, k: int, draws: int) -
 
 
 def relative_z(sampler: Sampler, p: Tensor, target: Tensor, draws: int, generator: torch.Generator) -> Tensor:
-    """Z̃/Z [draws, B] of probabilities p [B, C]: the target's own, and κ times those of the classes drawn."""
+    """Return Z̃/Z [draws, B] for probabilities p [B, C]: p(target) plus κ times p of the classes drawn."""
     own = p.gather(1, target.unsqueeze(1)).squeeze(1)
     found = []
-    # Several draws a call: a call costs more than they do.
+    # A call costs more than its draws, so several draws share one.
     for part in torch.arange(draws).split(20):
         repeated = target.repeat(len(part))
         candidates = sampler(repeated, exclude=repeated.unsqueeze(1), generator=generator)
@@ -136,7 +136,7 @@ def relative_z(sampler: Sampler, p: Tensor, target: Tensor, draws: int, generato
 
 
 def inclusion(sampler: Sampler) -> Tensor:
-    """[C]: how often each class is expected to be drawn."""
+    """Return the expected number of times [C] that each class is drawn."""
     every = torch.arange(sampler.num_classes)
     log_kappa = sampler(every).target_log_kappa
     assert log_kappa is not None
@@ -144,24 +144,24 @@ def inclusion(sampler: Sampler) -> Tensor:
 
 
 def _importance(expected: Tensor, rest: Tensor, target: Tensor, k: int) -> Tensor:
-    """1/K (Σ p²/q - (Σ p)²), q renormalised over the complement of the target."""
+    """Return 1/K (Σ p²/q - (Σ p)²), with q renormalised over all classes but the target."""
     q = expected / expected.sum()
     left = 1 - q[target]
     return (left * (rest.square() / q).sum(1) - rest.sum(1).square()) / k
 
 
 def _bernoulli(expected: Tensor, rest: Tensor, target: Tensor, k: int) -> Tensor:
-    """Σ (1/b - 1) p²."""
+    """Return Σ (1/b - 1) p²."""
     return ((1 / expected - 1) * rest.square()).sum(1)
 
 
 def _systematic(expected: Tensor, rest: Tensor, target: Tensor, k: int) -> Tensor:
-    """The variance over the comb's offset, whose estimate changes only where a tooth passes the end of a class."""
+    """Integrate over the random offset; the estimate changes only where a grid point passes the end of a class."""
     drawn = expected < 1 - 1e-12
     ends = expected[drawn].cumsum(0)
     edges = torch.cat([torch.zeros(1, dtype=ends.dtype), (ends % 1).sort().values, torch.ones(1, dtype=ends.dtype)])
     offset, share = (edges[1:] + edges[:-1]) / 2, edges.diff()
-    # How many teeth lie before the end of each class: those within it draw it.
+    # Count the grid points before the end of each class; a class is drawn once for each grid point within it.
     before = torch.ceil(ends - offset.unsqueeze(1))
     chosen = before.diff(dim=1, prepend=torch.zeros(len(offset), 1, dtype=ends.dtype))
     estimate = chosen @ (rest[:, drawn] / expected[drawn]).T
@@ -177,21 +177,21 @@ THEORY: dict[str, Callable[[Tensor, Tensor, Tensor, int], Tensor]] = {
 
 
 def footnote(*, seed: int, spread: float, vectors: int) -> dict[str, float]:
-    """A cell: the expected variance of three estimates of a sum of numbers of mean 1 and this standard deviation."""
+    """Compute a cell: the expected variance of three estimates of a sum of numbers with mean 1 and this deviation."""
     torch.manual_seed(seed)
-    ones = torch.ones(SIZE, dtype=torch.float64)
+    ones = torch.ones(POPULATION, dtype=torch.float64)
     samplers = {
         "importance, uniform": Importance(ones, DRAWN, group_size=1),
-        "Bernoulli, uniform": Bernoulli.from_probabilities(ones * DRAWN / SIZE, group_size=1),
+        "Bernoulli, uniform": Bernoulli.from_probabilities(ones * DRAWN / POPULATION, group_size=1),
         "systematic": Systematic(ones, DRAWN, group_size=1),
     }
-    # Gamma: positive, as normalisers' terms are, with any spread.
+    # A Gamma distribution is positive, like the terms of Z, and allows any σ/μ.
     shape = torch.tensor(1 / spread**2, dtype=torch.float64)
-    law = torch.distributions.Gamma(shape, shape)
+    gamma = torch.distributions.Gamma(shape, shape)
     total = dict.fromkeys(samplers, 0.0)
     repeats = torch.zeros(400, dtype=torch.long)
     for _ in range(vectors):
-        z = law.sample((SIZE,))
+        z = gamma.sample((POPULATION,))
         for label, sampler in samplers.items():
             candidates = sampler(repeats)
             total[label] += float((candidates.log_kappa().exp() * z[candidates.ids()]).sum(1).var()) / vectors
@@ -199,16 +199,16 @@ def footnote(*, seed: int, spread: float, vectors: int) -> dict[str, float]:
 
 
 FORMULAS: dict[tuple[str, str, str], Callable[[float], float]] = {
-    ("importance", "the footnote", "the footnote"): lambda s: (s**2 + 1) * SIZE**2 / DRAWN - 1 / DRAWN,
-    ("importance", "corrected", "importance, uniform"): lambda s: s**2 * SIZE * (SIZE - 1) / DRAWN,
-    ("Bernoulli", "theory", "Bernoulli, uniform"): lambda s: (s**2 + 1) * SIZE * (SIZE / DRAWN - 1),
-    ("systematic", "theory", "systematic"): lambda s: s**2 * SIZE**2 / DRAWN * (1 - DRAWN / SIZE),
+    ("importance", "the footnote", "the footnote"): lambda s: (s**2 + 1) * POPULATION**2 / DRAWN - 1 / DRAWN,
+    ("importance", "corrected", "importance, uniform"): lambda s: s**2 * POPULATION * (POPULATION - 1) / DRAWN,
+    ("Bernoulli", "theory", "Bernoulli, uniform"): lambda s: (s**2 + 1) * POPULATION * (POPULATION / DRAWN - 1),
+    ("systematic", "theory", "systematic"): lambda s: s**2 * POPULATION**2 / DRAWN * (1 - DRAWN / POPULATION),
 }
 
 
-def _table(lab: Lab, note: dict[tuple[float, int], dict[str, float]]) -> Table:
+def _table(lab: Lab, note: dict[tuple[float, int], dict[str, float]]) -> ReportTable:
     rows = []
-    for s in SPREADS:
+    for s in RATIOS:
         simulated = {
             label: Spread.of([note[s, seed][label] for seed in lab.seeds]).text(".3g")
             for label in ("importance, uniform", "Bernoulli, uniform", "systematic")
@@ -226,27 +226,29 @@ def _table(lab: Lab, note: dict[tuple[float, int], dict[str, float]]) -> Table:
                 f"{systematic:.3g}",
             ]
         )
-    columns = ["σ/μ", "importance", "by the footnote", "corrected", "Bernoulli", "theory", "systematic", "theory"]
-    return Table(columns, rows, "Variance of Z̃: simulated (median and extremes over seeds) and by formula.")
+    columns = ["σ/μ", "importance", "footnote's formula", "corrected", "Bernoulli", "formula", "systematic", "formula"]
+    return ReportTable(
+        columns, rows, "Variance of Z̃: simulated (median, minimum and maximum over seeds) and by formula."
+    )
 
 
 def _claim(lab: Lab, note: dict[tuple[float, int], dict[str, float]]) -> Claim:
     ratio = {
         s: Spread.of([note[s, seed]["Bernoulli, uniform"] / note[s, seed]["importance, uniform"] for seed in lab.seeds])
-        for s in SPREADS
+        for s in RATIOS
     }
     lower = sum(spread.median < 1 for spread in ratio.values())
     named = (0.2, 1.0, 3.0, 9.0)
-    holds = lower == len(SPREADS)
+    holds = lower == len(RATIOS)
     return Claim(
         "variance-footnote",
         "At the same cost Bernoulli sampling typically has a lower variance than importance sampling.",
-        "variance of Bernoulli over that of importance sampling: "
+        "variance of Bernoulli sampling divided by that of importance sampling: "
         + "; ".join(f"{ratio[s].text('.2f')} at σ/μ = {s:g}" for s in named)
-        + f"; lower at {lower} of {len(SPREADS)} values of σ/μ",
+        + f"; lower at {lower} of {len(RATIOS)} values of σ/μ",
         holds,
         ""
         if holds
-        else f"The footnote drops C²μ² from E[Z²]. Corrected, Bernoulli sampling is worse below σ/μ = "
-        f"{math.sqrt((SIZE - DRAWN) / (DRAWN - 1)):.1f}, as simulated.",
+        else f"The footnote drops C²μ² from E[Z²]. With it, Bernoulli sampling has the larger variance below σ/μ = "
+        f"{math.sqrt((POPULATION - DRAWN) / (DRAWN - 1)):.1f}, which the simulation confirms.",
     )

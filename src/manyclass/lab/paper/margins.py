@@ -1,14 +1,14 @@
-"""The paper's figure of margins: ranking with each, for as many classes as it says and as its caption implies."""
+"""The paper's figure on margins, for 1,000 classes as its text says and for 500 as its caption implies."""
 
 import math
 
 from manyclass.lab.experiment import Claim, Findings, Lab
 from manyclass.lab.paper import rates
-from manyclass.lab.paper.curves import MEASURES, Curves, iterations_text, train, worst_last
+from manyclass.lab.paper.curves import MEASURES, Curves, iterations_text, nan_to_inf, train
 from manyclass.lab.problem import NUM_CLASSES
 from manyclass.lab.softmax_regression import EXACT, Method
-from manyclass.lab.spread import Spread, shown
-from manyclass.report import Figure, Section, Table
+from manyclass.lab.spread import Spread, format_number
+from manyclass.report import Figure, ReportTable, Section
 
 SUGGESTED = "margin log(C−1)"
 MARGINS = {
@@ -23,15 +23,16 @@ MARGINS = {
 
 
 def run(lab: Lab) -> Findings:
-    parts: list[str | Figure | Table] = [
+    """Train ranking with each margin."""
+    parts: list[str | Figure | ReportTable] = [
         "Logistic ranking against 20 negative classes drawn uniformly for each example, with one learning rate for "
-        "all margins, chosen at 1,000 classes. Exact training has the rate that it shares with the approximations of "
-        "the normaliser. The caption's log(C−1) = 6.2126 is that of 500 classes, though it says the setting of "
-        "1,000: both are here."
+        "all margins, chosen with 1,000 classes. Exact training has the learning rate that it shares with the "
+        "approximations of the normaliser. The paper's caption says log(C−1) = 6.2126, which is the value for 500 "
+        "classes, but refers to the setting with 1,000: results for both follow."
     ]
     curves, rows = {}, []
     margins = rates.sweep(lab, MARGINS)
-    chosen = {"exact": rates.shared(lab).best} | dict.fromkeys(MARGINS, margins.best)
+    chosen = {"exact": rates.normalisation_sweep(lab).best} | dict.fromkeys(MARGINS, margins.best)
     for num_classes in (NUM_CLASSES, NUM_CLASSES // 2):
         found = train(
             lab, {"exact": EXACT, **MARGINS}, chosen, iterations=lab.scale.iterations, num_classes=num_classes
@@ -42,24 +43,24 @@ def run(lab: Lab) -> Findings:
         parts += [
             Figure(
                 f"margins-{num_classes}",
-                f"{num_classes:,} classes, log(C−1) = {math.log(num_classes - 1):.4f}; median and quartiles over "
-                "seeds.",
+                f"Ranking with {num_classes:,} classes, log(C−1) = {math.log(num_classes - 1):.4f}. Median and "
+                "quartiles over seeds.",
                 panels,
             ),
             found.table(),
         ]
-    caption = f"The sweep that chose the margins' rate, {margins.best:g}."
+    caption = f"The sweep that chose the learning rate of all margins, {margins.best:g}."
     parts.append(Figure("margins-rates", caption, [rates.panel("Margins", margins)]))
-    return Findings(Section("Margins", parts), claims(curves), rows)
+    return Findings(Section("Ranking margins", parts), _claims(curves), rows)
 
 
-def claims(curves: dict[int, Curves]) -> tuple[Claim, ...]:
+def _claims(curves: dict[int, Curves]) -> tuple[Claim, ...]:
     labels = ("margin 1", SUGGESTED)
     best, listed, worse, slower = {}, [], {}, {}
     for size, found in curves.items():
         bias = {label: Spread.of(found.mean_bias(label)).median for label in MARGINS}
-        best[size] = min(bias, key=lambda label: worst_last(bias[label]))
-        values = (f"{label.removeprefix('margin ')} {shown(value, '.2f')}" for label, value in bias.items())
+        best[size] = min(bias, key=lambda label: nan_to_inf(bias[label]))
+        values = (f"{label.removeprefix('margin ')} {format_number(value, '.2f')}" for label, value in bias.items())
         listed.append(f"C = {size:,}: {', '.join(values)}")
         one, suggested = (found.mean_bias(label) for label in labels)
         worse[size] = Spread.of([a - b for a, b in zip(one, suggested, strict=True)])
@@ -73,16 +74,16 @@ def claims(curves: dict[int, Curves]) -> tuple[Claim, ...]:
             suggested_best,
             ""
             if suggested_best
-            else f"{', '.join(sorted(set(best.values())))} is lowest. log(C−1) makes ranking the likelihood with one "
-            "negative class, and 20 of them are averaged: the mean of the logarithms lies below the logarithm of the "
-            "mean, for which a larger margin makes up.",
+            else f"{', '.join(sorted(set(best.values())))} is lowest. With margin log(C−1), ranking equals the "
+            "likelihood with one negative class, but here 20 are averaged: the mean of the logarithms is below the "
+            "logarithm of the mean, and a larger margin compensates for that.",
         ),
         Claim(
             "margin-one-worse",
             "A margin of 1 is significantly less good than log(C−1).",
-            "its mean bias above that of log(C−1), seed by seed: "
+            "mean bias of margin 1 minus that of log(C−1), per seed: "
             + "; ".join(f"C = {size:,}: {spread.text('.2f')}" for size, spread in worse.items())
-            + "; iterations to exact's bias "
+            + "; iterations to the exact bias, margin 1 against log(C−1): "
             + "; ".join(
                 f"C = {size:,}: {' against '.join(map(iterations_text, spreads))}" for size, spreads in slower.items()
             ),

@@ -1,4 +1,4 @@
-"""The paper's figure of methods: log likelihood and bias of each, and of those it left out as too poor."""
+"""The paper's figure on methods: log likelihood and bias of each, and of those it omits as too poor."""
 
 import math
 
@@ -7,10 +7,10 @@ import torch
 from manyclass.counts import ClassCounts, exponent
 from manyclass.lab.experiment import Claim, Findings, Lab
 from manyclass.lab.paper import rates
-from manyclass.lab.paper.curves import MEASURES, NEAR, Curves, iterations_text, train
-from manyclass.lab.problem import BATCH, NUM_CLASSES, K, Minibatches, paper_problem
+from manyclass.lab.paper.curves import BIAS_TOLERANCE, MEASURES, Curves, iterations_text, train
+from manyclass.lab.problem import BATCH_SIZE, NUM_CLASSES, K, Minibatches, paper_problem
 from manyclass.lab.softmax_regression import Method, sampler_of
-from manyclass.lab.spread import Spread, shown
+from manyclass.lab.spread import Spread, format_number
 from manyclass.report import Figure, Section
 
 BLACKOUT = {f"BlackOut, α = {power:g}": Method("BlackOut", power=power) for power in (0.0, 0.5, 1.0)}
@@ -24,61 +24,57 @@ NORMALISATION = ("importance", "Bernoulli")
 
 
 def run(lab: Lab) -> Findings:
-    normalisation = rates.shared(lab)
+    """Train with each method at its best learning rate."""
+    normalisation = rates.normalisation_sweep(lab)
     others = {**BLACKOUT, "ranking": RANKING, **POOR}
     sweeps = {label: rates.sweep(lab, {label: method}) for label, method in others.items()}
-    # BlackOut's exponent is a choice like its rate, made in the same way.
+    # BlackOut's exponent is chosen like its learning rate.
     blackout = max(BLACKOUT, key=lambda label: _best(sweeps[label].log_likelihood[label]))
-    methods = {
-        **rates.NORMALISATION,
-        "BlackOut": BLACKOUT[blackout],
-        "ranking": RANKING,
-        **POOR,
-    }
+    methods = {**rates.NORMALISATION, "BlackOut": BLACKOUT[blackout], "ranking": RANKING, **POOR}
     chosen = dict.fromkeys(rates.NORMALISATION, normalisation.best)
     chosen |= {
         label: sweeps[blackout if label == "BlackOut" else label].best for label in methods if label not in chosen
     }
     curves = train(lab, methods, chosen, iterations=lab.scale.iterations)
     main = [label for label in methods if label not in POOR]
-    facts = lab.map(facts_of, [{"seed": seed} for seed in lab.seeds])
+    facts = lab.map(cost_facts, [{"seed": seed} for seed in lab.seeds])
     section = Section(
         "Methods",
         [
-            f"Every method trains on the same minibatches of {BATCH}, from class vectors of zero, by gradient "
-            f"descent with momentum 0.99. Each example draws its own {K} negative classes. Bias is the log of the "
-            "mean absolute difference of class probabilities: against exact training at the same iteration, against "
-            "the model that made the data, and against that model on inputs never trained on.",
+            f"Every method trains on the same minibatches of {BATCH_SIZE}, from zero class vectors, by gradient "
+            f"descent with momentum 0.99. Each example has a separate draw of {K} negative classes. Bias is the log of "
+            "the mean absolute difference of class probabilities: against exact training at the same iteration, "
+            "against the true model, and against the true model on inputs that were not trained on.",
             Figure(
                 "methods",
-                "All methods that the paper plots, and systematic sampling. Median and quartiles over seeds.",
+                "The methods that the paper plots, and systematic sampling. Median and quartiles over seeds.",
                 curves.panels(list(MEASURES), main),
             ),
             curves.table(),
             Figure(
                 "methods-left-out",
-                "What the paper left out as too poor, beside exact training and importance sampling.",
+                "Methods that the paper omits as too poor, next to exact training and importance sampling.",
                 curves.panels(list(MEASURES), ["exact", "importance", *POOR]),
             ),
-            "Rates come from a grid of factors of 2, by the exact log likelihood at the last step: "
-            f"{normalisation.best:g} for exact training and the approximations of the normaliser together, and one "
-            "for each other method. BlackOut's exponent comes from 0, ½ and 1 in the same way; "
+            "Learning rates come from a grid of powers of 2, and maximise the exact log likelihood at the last step: "
+            f"{normalisation.best:g} is shared by exact training and the approximations of the normaliser; each other "
+            "method has a separate one. BlackOut's exponent is chosen from 0, ½ and 1 in the same way; "
             f"{blackout.split(' = ')[1]} is best.",
             Figure(
                 "methods-rates",
-                "The sweep that chose the rates, mean over its seeds; a gap where training diverged.",
+                "The sweep that chose the learning rates, mean over its seeds. A gap marks diverged training.",
                 [
                     rates.panel("Methods", normalisation, *(sweeps[label] for label in (*BLACKOUT, "ranking"))),
-                    rates.panel("Left out", *(sweeps[label] for label in POOR)),
+                    rates.panel("Methods that the paper omits", *(sweeps[label] for label in POOR)),
                 ],
             ),
         ],
     )
-    return Findings(section, claims(curves, facts), curves.rows())
+    return Findings(section, _claims(curves, facts), curves.rows())
 
 
-def facts_of(*, seed: int) -> dict[str, float]:
-    """A cell: the Bernoulli exponent over the classes that occur, and the scores a minibatch takes."""
+def cost_facts(*, seed: int) -> dict[str, float]:
+    """Compute a cell: the Bernoulli exponent over the classes that occur, and the scores computed per minibatch."""
     problem = paper_problem(seed)
     counts = ClassCounts.from_targets(problem.target, problem.num_classes, smoothing=0)
     _, target = next(iter(Minibatches(problem, seed=seed)))
@@ -101,7 +97,7 @@ def facts_of(*, seed: int) -> dict[str, float]:
     }
 
 
-def claims(curves: Curves, facts: list[dict[str, float]]) -> tuple[Claim, ...]:
+def _claims(curves: Curves, facts: list[dict[str, float]]) -> tuple[Claim, ...]:
     alpha = Spread.of([fact["alpha"] for fact in facts])
     fold = Spread.of([fact["scored_exact"] / fact["scored_importance"] for fact in facts])
     scored = Spread.of([fact["scored_bernoulli"] for fact in facts])
@@ -119,17 +115,19 @@ def claims(curves: Curves, facts: list[dict[str, float]]) -> tuple[Claim, ...]:
             f"against {facts[0]['scored_exact']:,.0f}: {fold.text('.1f')}-fold",
             45 <= fold.median <= 55,
         ),
-        _least_bias(curves),
-        _alike(curves),
-        _poor(
+        _least_bias_claim(curves),
+        _similarity_claim(curves),
+        _poor_claim(
             curves, "nce-fixed-z-poor", "NCE, z = 1", "Noise contrastive estimation with z = 1 performs very poorly."
         ),
-        _poor(curves, "negative-sampling-poor", "negative sampling", "Negative sampling performs significantly worse."),
+        _poor_claim(
+            curves, "negative-sampling-poor", "negative sampling", "Negative sampling performs significantly worse."
+        ),
     )
 
 
-def _least_bias(curves: Curves) -> Claim:
-    """The approximations of the normaliser against the methods that the paper plots beside them."""
+def _least_bias_claim(curves: Curves) -> Claim:
+    """Compare the approximations of the normaliser with the other methods that the paper plots."""
     others = ("BlackOut", "ranking")
     bias = {label: Spread.of(curves.mean_bias(label)) for label in (*NORMALISATION, *others)}
     time = {label: Spread.of(curves.iterations(label)) for label in bias}
@@ -138,44 +136,44 @@ def _least_bias(curves: Curves) -> Claim:
     return Claim(
         "normalisation-least-bias",
         "The normalisation approximations are the most rapidly convergent in terms of bias.",
-        "mean bias against exact training, and iterations to exact's bias: "
+        "mean bias against exact training, and iterations to the exact bias: "
         + "; ".join(f"{label} {bias[label].text('.2f')}, {iterations_text(time[label])}" for label in bias),
         least and soonest,
-        _which(least, soonest),
+        _convergence_reason(least, soonest),
     )
 
 
-def _which(least: bool, soonest: bool) -> str:
+def _convergence_reason(least: bool, soonest: bool) -> str:
     if least and not soonest:
         return (
-            "They stay nearest to exact training, yet another method comes to the true model's neighbourhood as "
-            "soon: its own rate is not tied to exact training's."
+            "They stay closest to exact training, but another method approaches the true model as early: its learning "
+            "rate is not tied to that of exact training."
         )
     if soonest and not least:
-        return "They are soonest near the true model, yet another method's predictions are nearer to exact training's."
-    return "" if least else "Another method stays nearer to exact training and is sooner near the true model."
+        return "They approach the true model first, but another method's predictions are closer to exact training's."
+    return "" if least else "Another method stays closer to exact training and approaches the true model earlier."
 
 
-def _alike(curves: Curves) -> Claim:
+def _similarity_claim(curves: Curves) -> Claim:
     importance, bernoulli = (curves.mean_bias(label) for label in NORMALISATION)
     gap = Spread.of([b - i for i, b in zip(importance, bernoulli, strict=True)])
     nearest = min(Spread.of(curves.mean_bias(label)).median for label in ("BlackOut", "ranking"))
     distance = nearest - max(Spread.of(importance).median, Spread.of(bernoulli).median)
     first, second = (Spread.of(curves.iterations(label)) for label in NORMALISATION)
-    # Little is little beside what tells methods apart: less than half the way to the next one, and a tenth of the time.
+    # "Little difference" means less than half the distance to the next method, and at most a tenth of the iterations.
     little = abs(gap.median) < distance / 2 and abs(second.median - first.median) <= 0.1 * first.median
     return Claim(
         "importance-like-bernoulli",
         "There is little difference between Bernoulli and importance sampling.",
-        f"mean bias of Bernoulli less that of importance, seed by seed: {gap.text('.2f')}, where the nearest other "
-        f"method is {distance:.2f} away; iterations to exact's bias {iterations_text(second)} and "
+        f"mean bias of Bernoulli minus that of importance sampling, per seed: {gap.text('.2f')}; the nearest other "
+        f"method is {distance:.2f} away; iterations to the exact bias {iterations_text(second)} and "
         f"{iterations_text(first)}",
         little,
-        "" if little else "Bernoulli's sample size is random, which multiplies its noise by the mean score.",
+        "" if little else "Bernoulli's sample size is random, which adds noise in proportion to the mean score.",
     )
 
 
-def _poor(curves: Curves, claim: str, label: str, statement: str) -> Claim:
+def _poor_claim(curves: Curves, claim: str, label: str, statement: str) -> Claim:
     main = ("importance", "Bernoulli", "BlackOut", "ranking")
     bias, time = Spread.of(curves.mean_bias(label)), curves.iterations(label)
     worst = max(Spread.of(curves.mean_bias(other)).median for other in main)
@@ -186,16 +184,16 @@ def _poor(curves: Curves, claim: str, label: str, statement: str) -> Claim:
     return Claim(
         claim,
         statement,
-        f"mean bias {bias.text('.2f')} where the worst of the others has {shown(worst, '.2f')}; within {NEAR} of "
-        "exact's bias "
+        f"mean bias {bias.text('.2f')}, worst of the other methods {format_number(worst, '.2f')}; within "
+        f"{BIAS_TOLERANCE} of the exact bias "
         + (
             f"never on {never} of {len(time)} seeds"
             if never
             else f"after {iterations_text(Spread.of(time))} iterations"
         )
-        + f"; log likelihood at the end {ends.text('.2f')}",
+        + f"; final log likelihood {ends.text('.2f')}",
         held,
-        "" if held else "With a rate of its own it comes as near as the others.",
+        "" if held else "With a separate learning rate it performs as well as the others.",
     )
 
 

@@ -1,4 +1,4 @@
-"""All experiments one after the other, and what they found as a report, a table of claims and files of numbers."""
+"""Runs all experiments, and writes a report with a table of claims, a JSON file and CSV files."""
 
 import json
 import os
@@ -13,15 +13,15 @@ import torch
 
 from manyclass import __version__
 from manyclass.lab.cells import Cells
-from manyclass.lab.experiment import Claim, Findings, Lab, Run, Scale
+from manyclass.lab.experiment import Claim, Experiment, Findings, Lab, Scale
 from manyclass.lab.files import write_csv, write_text
 from manyclass.lab.folder import claim_folder
 from manyclass.lab.paper import choices, consistency, estimators, margins, methods, signs, variants
-from manyclass.lab.problem import BATCH, DIM, NUM_CLASSES, NUM_EXAMPLES, K
-from manyclass.lab.work import Watch, Work
-from manyclass.report import Report, Section, Table, check_libraries, write_report
+from manyclass.lab.problem import BATCH_SIZE, DIM, NUM_CLASSES, NUM_EXAMPLES, K
+from manyclass.lab.runner import CellRunner, OnProgress
+from manyclass.report import Report, ReportTable, Section, check_libraries, write_report
 
-EXPERIMENTS: dict[str, Run] = {
+EXPERIMENTS: dict[str, Experiment] = {
     "methods": methods.run,
     "margins": margins.run,
     "estimators": estimators.run,
@@ -38,7 +38,7 @@ PAPER = "Barber & Botev, Dealing with a large number of classes – Likelihood, 
 
 @dataclass(frozen=True)
 class Reproduction:
-    """What came out, and where it lies."""
+    """Claims with their verdicts, and the paths of the report and of the results."""
 
     claims: tuple[Claim, ...]
     report: Path
@@ -52,21 +52,21 @@ def reproduce(
     seed: int = 0,
     only: Sequence[str] | None = None,
     jobs: int | None = None,
-    watch: Watch | None = None,
+    on_progress: OnProgress | None = None,
 ) -> Reproduction:
-    """Run the paper's experiments and write what they found. What an earlier run into the folder did is not repeated.
+    """Run the paper's experiments and write the results; cells cached by an earlier run into the folder are reused.
 
     Args:
-        out: a folder that is new, empty, or of an earlier run.
-        scale: how much work to do: QUICK, DEFAULT, FULL, or one of your own.
-        seed: of the first problem; the others follow it.
-        only: names of experiments; None: all.
-        jobs: processes, of one thread each; None: one for each core.
-        watch: is told of progress.
+        out: a folder that is new, empty, or written by an earlier run.
+        scale: the amount of work: QUICK, DEFAULT, FULL, or a custom `Scale`.
+        seed: seed of the first problem; the others use the seeds after it.
+        only: names of experiments; None means all.
+        jobs: worker processes of one thread each; None means one per core.
+        on_progress: callback after each cell.
 
     Raises:
-        UserError: the folder cannot be used.
-        ImportError: what draws the report is not installed.
+        UserError: the folder is not writable or holds files of another program.
+        ImportError: matplotlib or plotly is not installed.
     """
     check_libraries()
     claim_folder(out, "paper")
@@ -75,10 +75,10 @@ def reproduce(
     found: dict[str, Findings] = {}
     seconds: dict[str, float] = {}
     with Cells(out / "cells", jobs=jobs or len(os.sched_getaffinity(0))) as cells:
-        work = Work(cells, watch)
-        lab = Lab(scale, seed, work)
+        runner = CellRunner(cells, on_progress)
+        lab = Lab(scale, seed, runner)
         for name in chosen:
-            work.begin(name)
+            runner.start(name)
             before = time.perf_counter()
             found[name] = EXPERIMENTS[name](lab)
             seconds[name] = round(time.perf_counter() - before, 1)
@@ -92,8 +92,8 @@ def reproduce(
         "claims": [asdict(claim) for claim in claims],
         "settings": settings,
         "versions": versions,
-        "rows": {name: [_plain(row) for row in findings.rows] for name, findings in found.items()},
-        # All that differs between two runs of one seed.
+        "rows": {name: [_without_seconds(row) for row in findings.rows] for name, findings in found.items()},
+        # Only this entry differs between two runs with the same seed.
         "time": {
             "date": time.strftime("%Y-%m-%d %H:%M:%S"),
             "seconds": round(time.perf_counter() - start, 1),
@@ -104,14 +104,14 @@ def reproduce(
     notes = [
         f"manyclass {versions['manyclass']}, torch {versions['torch']}, Python {versions['python']}; "
         f"{scale.seeds} seeds from {seed}, {scale.iterations:,} iterations, {scale.draws:,} draws.",
-        "Beside this page lie results.json, a CSV of each experiment and each figure as PNG and SVG.",
+        "The folder of this page also holds results.json, a CSV file per experiment, and every figure as PNG and SVG.",
     ]
     written = write_report(_report(found, claims, notes, scale), out)
     return Reproduction(claims, written.page, out / "results.json")
 
 
 def _report(found: dict[str, Findings], claims: tuple[Claim, ...], notes: list[str], scale: Scale) -> Report:
-    table = Table(
+    table = ReportTable(
         ["claim", "the paper says", "measured", "holds"],
         [
             [
@@ -122,24 +122,22 @@ def _report(found: dict[str, Findings], claims: tuple[Claim, ...], notes: list[s
             ]
             for claim in claims
         ],
-        "Measured: the median over seeds, with the least and the greatest in brackets. Each verdict is computed from "
-        "the data.",
+        "Measured: median over seeds, with minimum and maximum in brackets. Each verdict is computed from the data.",
         ["good" if claim.holds else "bad" for claim in claims],
     )
     held = sum(claim.holds for claim in claims)
     summary = (
-        f"{PAPER} Its experiments, run again: {NUM_EXAMPLES:,} examples of {DIM} dimensions, {NUM_CLASSES:,} classes, "
-        f"minibatches of {BATCH}, K = {K} sampled classes, momentum 0.99, {scale.seeds} problems drawn at random. "
-        f"Of {len(claims)} claims {held} hold."
+        f"{held} of {len(claims)} claims hold. The paper is {PAPER} Its experiments were repeated with "
+        f"{NUM_EXAMPLES:,} examples of {DIM} dimensions, {NUM_CLASSES:,} classes, minibatches of {BATCH_SIZE}, "
+        f"K = {K} sampled classes, momentum 0.99, and {scale.seeds} random problems."
     )
     return Report(
-        "Dealing with a large number of classes: the paper, checked",
+        "Dealing with a large number of classes: the paper reproduced",
         summary,
         [Section("Claims", [table]), *(findings.section for findings in found.values())],
         notes,
     )
 
 
-def _plain(row: dict[str, Any]) -> dict[str, Any]:
-    """A row without its time."""
+def _without_seconds(row: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in row.items() if name != "seconds"}

@@ -1,7 +1,8 @@
-"""How often the approximate gradient has the right sign, where it is accurate, and within what bounds γ̃ lies."""
+"""Signs and errors of the approximate gradient, inside and outside the minibatch's classes, and bounds of γ̃."""
 
 import math
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -10,10 +11,10 @@ from torch import Tensor
 from manyclass.heads import ClassHead
 from manyclass.lab.experiment import Claim, Findings, Lab
 from manyclass.lab.paper import rates
-from manyclass.lab.problem import BATCH, Minibatches, Problem, paper_problem
-from manyclass.lab.softmax_regression import EXACT, Head, Method, follow, head_of, settings
-from manyclass.lab.spread import Spread, band, shown
-from manyclass.report import Figure, Panel, Section, Table
+from manyclass.lab.problem import BATCH_SIZE, Minibatches, Problem, paper_problem
+from manyclass.lab.softmax_regression import EXACT, Head, Method, build_head, train_method
+from manyclass.lab.spread import Spread, band, format_number
+from manyclass.report import Figure, Panel, ReportTable, Section
 
 METHODS = {
     "importance": Method(),
@@ -28,22 +29,24 @@ METHODS = {
 NORMALISATION = ("importance", "Bernoulli", "systematic")
 BOUNDED = ("importance", "Bernoulli", "systematic", "ranking", "negative sampling")
 MEASURES = {
-    "sign_inside": ("Right signs, classes in the minibatch", "share of components"),
-    "sign_outside": ("Right signs, other classes drawn", "share of components"),
-    "error_inside": ("Error, classes in the minibatch", "‖g̃ − g‖ / ‖g‖"),
-    "error_outside": ("Error, all other classes", "‖g̃ − g‖ / ‖g‖"),
+    "sign_inside": ("Correct signs, classes in the minibatch", "fraction of components"),
+    "sign_outside": ("Correct signs, other classes drawn", "fraction of components"),
+    "error_inside": ("Relative error, classes in the minibatch", "‖g̃ − g‖ / ‖g‖"),
+    "error_outside": ("Relative error, all other classes", "‖g̃ − g‖ / ‖g‖"),
 }
+GAMMA_EXTREMES = ("least_target", "most_target", "least_negative", "most_negative")
 
 
 def run(lab: Lab) -> Findings:
-    rate = rates.shared(lab).best
+    """Compare approximate with exact minibatch gradients during exact training."""
+    rate = rates.normalisation_sweep(lab).best
     points = [p for p in (1, 10, 25, 50, 100, 200, 400, 800) if p <= lab.scale.iterations]
     cells = [
         {
             "seed": seed,
             "exact_rate": rate,
             "points": points,
-            "methods": {label: settings(method) for label, method in METHODS.items()},
+            "methods": {label: asdict(method) for label, method in METHODS.items()},
             "draws": max(4, lab.scale.draws // 50),
         }
         for seed in lab.seeds
@@ -61,23 +64,23 @@ def run(lab: Lab) -> Findings:
         for measure, (title, y_label) in MEASURES.items()
     ]
     ranges = {
-        label: [Spread.of([_extreme(result[label][side], side) for result in found]) for side in SIDES]
+        label: [Spread.of([_extreme(result[label][side], side) for result in found]) for side in GAMMA_EXTREMES]
         for label in METHODS
     }
-    table = Table(
-        ["method", "γ(target), least", "greatest", "γ(negative), least", "greatest"],
+    table = ReportTable(
+        ["method", "γ(target), minimum", "γ(target), maximum", "γ(negative), minimum", "γ(negative), maximum"],
         [[label, *(spread.text(".3g") for spread in spreads)] for label, spreads in ranges.items()],
-        "γ̃ over all iterations above: median over seeds of the extremes, with the least and the greatest.",
+        "Extremes of γ̃ over all iterations above: median over seeds, with minimum and maximum.",
     )
     section = Section(
-        "Signs and places",
+        "Accuracy of the gradient",
         [
-            f"Along exact training, the gradient of a minibatch of {BATCH} by each approximation beside the exact "
-            "one, over many draws. Components are compared in the rows that a draw touches.",
+            f"The approximate gradient of a minibatch of {BATCH_SIZE} is compared with the exact one at several "
+            "iterations of exact training, over many draws. Signs are compared in the rows that a draw updates.",
             Figure(
                 "signs",
-                "Where the gradient's signs and values are right. In the paper's source a comment asks whether "
-                "gradients are more accurate for classes inside the minibatch than outside.",
+                "Fraction of correct signs and relative error of the gradient. A comment in the paper's source asks "
+                "whether gradients are more accurate for classes inside the minibatch than outside.",
                 panels,
             ),
             table,
@@ -94,10 +97,7 @@ def run(lab: Lab) -> Findings:
         for label in METHODS
         for i, point in enumerate(points)
     ]
-    return Findings(section, claims(found, ranges), rows)
-
-
-SIDES = ("least_target", "most_target", "least_negative", "most_negative")
+    return Findings(section, _claims(found, ranges), rows)
 
 
 def _extreme(values: list[float], side: str) -> float:
@@ -107,7 +107,7 @@ def _extreme(values: list[float], side: str) -> float:
 def gradients(
     *, seed: int, exact_rate: float, points: list[int], methods: Mapping[str, Mapping[str, Any]], draws: int
 ) -> dict[str, Any]:
-    """A cell: for each method and point, means over draws of what is compared, and the extremes of γ̃."""
+    """Compute a cell: for each method and point, the mean of each measure over draws, and the extremes of γ̃."""
     problem = paper_problem(seed)
     found: dict[str, dict[str, list[float]]] = {label: {} for label in methods}
     generator = torch.Generator().manual_seed(seed)
@@ -115,7 +115,7 @@ def gradients(
     def measure(step: int, trained: Head) -> None:
         minibatch = next(iter(Minibatches(problem, seed=seed + step)))
         for label, method in methods.items():
-            head = head_of(Method(**method), problem)
+            head = build_head(Method(**method), problem)
             assert isinstance(head, ClassHead)
             with torch.no_grad():
                 head.weight.copy_(trained.weight)
@@ -123,7 +123,7 @@ def gradients(
             for name, value in compared.items():
                 found[label].setdefault(name, []).append(value)
 
-    follow(problem, EXACT, measure, seed=seed, rate=exact_rate, points=points)
+    train_method(problem, EXACT, seed=seed, rate=exact_rate, points=points, measure=measure)
     return dict(found)
 
 
@@ -137,11 +137,11 @@ def _compare(
     inside = torch.zeros(problem.num_classes, dtype=torch.bool)
     inside[target] = True
     total: dict[str, float] = dict.fromkeys(MEASURES, 0.0)
-    extremes = {side: math.inf if side.startswith("least") else -math.inf for side in SIDES}
+    extremes = {side: math.inf if side.startswith("least") else -math.inf for side in GAMMA_EXTREMES}
     for _ in range(draws):
         state = generator.get_state()
         (approximate,) = torch.autograd.grad(head(hidden, target, generator=generator), head.weight)
-        # The same draw again, for its γ̃.
+        # Repeat the same draw to read its γ̃.
         generator.set_state(state)
         gamma_target, gamma = _gamma(head, hidden, target, generator)
         right = approximate.sign() == exact.sign()
@@ -152,7 +152,7 @@ def _compare(
         total["sign_outside"] += float(right[touched & ~inside].double().mean())
         total["error_inside"] += float((difference[inside].sum() / size[inside].sum()).sqrt())
         total["error_outside"] += float((difference[~inside].sum() / size[~inside].sum()).sqrt())
-        for side in SIDES:
+        for side in GAMMA_EXTREMES:
             values = gamma_target if side.endswith("target") else gamma
             pick = min if side.startswith("least") else max
             extremes[side] = pick(extremes[side], float(values.min() if pick is min else values.max()))
@@ -160,7 +160,7 @@ def _compare(
 
 
 def _gamma(head: ClassHead, hidden: Tensor, target: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """γ̃ = -∂loss/∂score of targets and of the slots that are not empty."""
+    """Return γ̃ = -∂loss/∂score of the targets and of the slots that are not empty."""
     exclude = None if head.objective.keeps_hits else target.unsqueeze(1)
     candidates = head.sampler(target, exclude=exclude, generator=generator)
     with torch.no_grad():
@@ -170,18 +170,20 @@ def _gamma(head: ClassHead, hidden: Tensor, target: Tensor, generator: torch.Gen
     return -own, -slots[~candidates.empty()]
 
 
-def claims(found: list[dict[str, Any]], ranges: dict[str, list[Spread]]) -> tuple[Claim, ...]:
+def _claims(found: list[dict[str, Any]], ranges: dict[str, list[Spread]]) -> tuple[Claim, ...]:
     inside, outside, errors_in, errors_out = (
         {
-            label: Spread.of([min(r[label][m]) if m.startswith("sign") else _middle(r[label][m]) for r in found])
+            label: Spread.of([min(r[label][m]) if m.startswith("sign") else _mean(r[label][m]) for r in found])
             for label in NORMALISATION
         }
         for m in MEASURES
     )
     right = all(spread.median > 0.5 for spread in (*inside.values(), *outside.values()))
     widest = {label: (min(s.low for s in ranges[label]), max(s.high for s in ranges[label])) for label in METHODS}
-    between = {label: f"[{shown(low, '.3f')}, {shown(high, '.3f')}]" for label, (low, high) in widest.items()}
-    # A part in a million for float32.
+    between = {
+        label: f"[{format_number(low, '.3f')}, {format_number(high, '.3f')}]" for label, (low, high) in widest.items()
+    }
+    # Allow one part in a million for float32 rounding.
     bounded = all(low >= -1 - 1e-6 and high <= 1 + 1e-6 for low, high in (widest[label] for label in BOUNDED))
     signed = all(ranges[label][0].low >= -1e-6 and ranges[label][3].high <= 1e-6 for label in BOUNDED)
     nearer = all(errors_in[label].high < errors_out[label].low for label in NORMALISATION)
@@ -189,7 +191,7 @@ def claims(found: list[dict[str, Any]], ranges: dict[str, list[Spread]]) -> tupl
         Claim(
             "signs-mostly-right",
             "The sign of the approximate minibatch gradient is right for the majority of its components.",
-            "the lowest share along training, in the minibatch's classes: "
+            "lowest fraction of correct signs during training, in the minibatch's classes: "
             + "; ".join(f"{label} {spread.text('.2f')}" for label, spread in inside.items())
             + "; in other classes drawn: "
             + "; ".join(f"{label} {spread.text('.2f')}" for label, spread in outside.items()),
@@ -199,22 +201,22 @@ def claims(found: list[dict[str, Any]], ranges: dict[str, list[Spread]]) -> tupl
             "gamma-bounded",
             "γ̃ lies in [−1, 1] with the right sign for likelihood, ranking and negative sampling.",
             "; ".join(f"{label} {between[label]}" for label in BOUNDED)
-            + f"; the target's never negative, a negative's never positive: {'yes' if signed else 'no'}"
-            + f". Of BlackOut {between['BlackOut']}",
+            + f"; γ̃ of a target is never negative and of a negative never positive: {'yes' if signed else 'no'}"
+            + f". For BlackOut {between['BlackOut']}",
             bounded and signed,
         ),
         Claim(
             "minibatch-more-accurate",
             "The authors' open question: are gradients more accurate for classes inside the minibatch than outside?",
-            "‖g̃ − g‖/‖g‖, mean along training, inside and outside: "
+            "mean of ‖g̃ − g‖/‖g‖ during training, inside and outside: "
             + "; ".join(
                 f"{label} {errors_in[label].text('.2f')} and {errors_out[label].text('.2f')}" for label in NORMALISATION
             ),
             nearer,
-            "" if nearer else "Not on every seed and by every sampler.",
+            "" if nearer else "Not for every seed and every sampler.",
         ),
     )
 
 
-def _middle(values: list[float]) -> float:
+def _mean(values: list[float]) -> float:
     return math.fsum(values) / len(values)

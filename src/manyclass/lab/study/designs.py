@@ -1,4 +1,4 @@
-"""The sampling designs that are compared."""
+"""The sampling designs that the study compares."""
 
 import importlib.util
 from collections.abc import Callable, Sequence
@@ -8,18 +8,19 @@ from manyclass.samplers import Bernoulli, Clustered, Importance, Learned, Neares
 
 Design = Callable[[ClassCounts, int], Sampler]
 
-BASELINE, PAPER, PLAIN, CHOSEN = "importance", "Bernoulli", "systematic", "learned, by cluster"
+BASELINE_DESIGN, PAPER_DESIGN = "importance", "Bernoulli"
+SYSTEMATIC_DESIGN, DEFAULT_DESIGN = "systematic", "learned, by cluster"
 
 DESIGNS: dict[str, Design] = {
-    BASELINE: lambda counts, k: Importance(counts, k),
-    PAPER: lambda counts, k: Bernoulli(counts, k),
+    BASELINE_DESIGN: lambda counts, k: Importance(counts, k),
+    PAPER_DESIGN: lambda counts, k: Bernoulli(counts, k),
     "Poisson": lambda counts, k: Bernoulli.proportional(counts, k),
     "stratified": lambda counts, k: Systematic(counts, k, stratified=True),
-    PLAIN: lambda counts, k: Systematic(counts, k),
+    SYSTEMATIC_DESIGN: lambda counts, k: Systematic(counts, k),
     "systematic, random order": lambda counts, k: Systematic(counts, k, order="random"),
     "systematic, by cluster": lambda counts, k: Systematic(counts, k, order="cluster"),
     "learned": lambda counts, k: Learned(counts, k),
-    CHOSEN: lambda counts, k: Learned(counts, k, order="cluster"),
+    DEFAULT_DESIGN: lambda counts, k: Learned(counts, k, order="cluster"),
     "clustered, groups of 128": lambda counts, k: Clustered(counts, k, group_size=128),
     "clustered, groups of 32": lambda counts, k: Clustered(counts, k, group_size=32),
     "clustered, groups of 8": lambda counts, k: Clustered(counts, k, group_size=8),
@@ -28,36 +29,36 @@ DESIGNS: dict[str, Design] = {
     "nearest, each example": lambda counts, k: Nearest(counts, k, group_size=1),
 }
 
-# What each of them is, for whoever reads the report.
-MEANING = {
-    BASELINE: "k independent draws from class frequencies, shared by the batch",
-    PAPER: "a coin for each class, b = f^α, as in the paper",
-    "Poisson": "a coin for each class, π = min(1, a f)",
-    "stratified": "one class from each of k strata of equal frequency",
-    PLAIN: "k distinct classes, π = min(1, a f), by a comb over the classes from frequent to rare",
-    "systematic, random order": "the same over a random order of classes",
-    "systematic, by cluster": "the same over classes sorted by clusters of their vectors",
-    "learned": "systematic with π learned from the model's probabilities",
-    CHOSEN: "the same over classes sorted by clusters of their vectors: what a head with counts does",
-    "clustered, groups of 128": "groups of 128 similar examples, each with its own draw where its clusters are likely",
+# Descriptions for the report.
+DESIGN_DESCRIPTIONS = {
+    BASELINE_DESIGN: "k independent draws from class frequencies f, shared by the batch",
+    PAPER_DESIGN: "an independent coin flip for each class with probability b = f^α, as in the paper",
+    "Poisson": "an independent coin flip for each class with probability π = min(1, a f)",
+    "stratified": "one class from each of k strata of equal total frequency",
+    SYSTEMATIC_DESIGN: "k distinct classes with π = min(1, a f): systematic sampling over classes sorted by frequency",
+    "systematic, random order": "systematic sampling over a random order of classes",
+    "systematic, by cluster": "systematic sampling over classes sorted by clusters of their vectors",
+    "learned": "systematic sampling with π learned from the model's probabilities",
+    DEFAULT_DESIGN: "as “learned”, over classes sorted by clusters of their vectors: the default of a head with counts",
+    "clustered, groups of 128": "groups of 128 similar examples with a separate draw each that favours likely clusters",
     "clustered, groups of 32": "the same in groups of 32",
     "clustered, groups of 8": "the same in groups of 8",
-    "clustered, each example": "the same for each example by itself",
+    "clustered, each example": "the same with a separate draw for each example",
     "nearest, groups of 32": "groups of 32 similar examples, the nearest k/2 classes explicit, the rest systematic",
-    "nearest, each example": "the same for each example by itself",
+    "nearest, each example": "the same with a separate draw for each example",
 }
-_NEEDS_FAISS = ("nearest, groups of 32", "nearest, each example")
-# Each example has rows of its own in these: a batch of 1,024 with thousands of them each is gigabytes.
-_OWN_ROWS, _MOST_OWN = ("clustered, each example", "nearest, each example"), 512
+FAISS_DESIGNS = ("nearest, groups of 32", "nearest, each example")
+# These designs gather separate rows for each example: thousands of rows for a batch of 1,024 take gigabytes.
+PER_EXAMPLE_DESIGNS, MAX_PER_EXAMPLE_K = ("clustered, each example", "nearest, each example"), 512
 
 
-def sizes(design: str, ks: Sequence[int]) -> list[int]:
-    """The numbers of classes that a design is measured with."""
-    return [k for k in ks if design not in _OWN_ROWS or k <= _MOST_OWN]
+def measured_ks(design: str, ks: Sequence[int]) -> list[int]:
+    """Return the values of k at which a design is measured."""
+    return [k for k in ks if design not in PER_EXAMPLE_DESIGNS or k <= MAX_PER_EXAMPLE_K]
 
 
-def available() -> list[str]:
-    """The designs that can run here."""
+def available_designs() -> list[str]:
+    """Return the designs with all their libraries installed."""
     if importlib.util.find_spec("faiss") is None:
-        return [name for name in DESIGNS if name not in _NEEDS_FAISS]
+        return [name for name in DESIGNS if name not in FAISS_DESIGNS]
     return list(DESIGNS)

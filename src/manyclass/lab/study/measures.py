@@ -1,4 +1,4 @@
-"""What is measured of a design: its error on the exactly trained model, its time, and what it trains."""
+"""Measurements of a design: error on the exactly trained model, step time, and held-out loss in training."""
 
 import itertools
 import statistics
@@ -11,90 +11,76 @@ import torch
 
 from manyclass.diagnostics import diagnose
 from manyclass.lab.study.designs import DESIGNS
-from manyclass.lab.study.model import BATCH, DIM, Windows, counts_of, curve, load, train_model
+from manyclass.lab.study.model import (
+    BATCH_SIZE,
+    DIM,
+    ContextBatches,
+    class_counts,
+    load_text,
+    loss_columns,
+    train_model,
+)
 from manyclass.lab.study.reference import load_reference
 from manyclass.lab.study.upkeep import upkeep_jobs
 from manyclass.optim import RowAdagrad
 
-TIMED_BATCH = 1024
-_TAUGHT = 1000  # steps that a design which learns is given to learn the reference
-_ROUNDS, _STEPS, _WARM = 7, 8, 3
+TIMED_BATCH_SIZE = 1024
+LEARNING_STEPS = 1000  # before the error of a learning sampler is measured
+TIMING_ROUNDS, TIMED_STEPS, WARM_UP_STEPS = 7, 8, 3
 
 
-def train_with(
-    *, text: str, design: str | None, k: int, rate: float, seed: int, epochs: int, share: int, device: str, folder: str
+def train_design(
+    *, text: str, design: str | None, k: int, rate: float, seed: int, epochs: int, parts: int, device: str, folder: str
 ) -> dict[str, Any]:
-    """A cell: train with a design on the first 1/share of the text, and tell the exact held-out loss on the way."""
-    train, held_out, num_classes = load(Path(folder) / f"{text}.pt", device)
-    part = train[: max(len(train) // share, 2 * BATCH)]
-    points = 1 if share > 1 else 4
+    """Compute a cell: exact held-out losses of a training on the first of `parts` equal parts of the text."""
+    train, held_out, num_classes = load_text(Path(folder) / f"{text}.pt", device)
+    part = train[: max(len(train) // parts, 2 * BATCH_SIZE)]
+    points = 1 if parts > 1 else 4
     settings: dict[str, Any] = {"design": design, "k": k, "rate": rate, "seed": seed, "epochs": epochs}
     done = train_model(train, held_out, num_classes, part=part, points=points, **settings)
-    return curve(done.points)
+    return loss_columns(done.points)
 
 
-def error(
-    *,
-    text: str,
-    design: str,
-    k: int,
-    rate: float,
-    seed: int,
-    epochs: int,
-    draws: int,
-    device: str,
-    folder: str,
+def design_error(
+    *, text: str, design: str, k: int, rate: float, seed: int, epochs: int, draws: int, device: str, folder: str
 ) -> dict[str, Any]:
-    """A cell: how far a design is from the exactly trained model on a held-out batch."""
+    """Compute a cell: the error of a design on the exactly trained model and a held-out batch."""
     encoder, head = load_reference(text=text, rate=rate, seed=seed, epochs=epochs, device=device, folder=folder)
-    train, held_out, num_classes = load(Path(folder) / f"{text}.pt", device)
-    sampler = DESIGNS[design](counts_of(train, num_classes), k)
+    train, held_out, num_classes = load_text(Path(folder) / f"{text}.pt", device)
+    sampler = DESIGNS[design](class_counts(train, num_classes), k)
     head.use(sampler)
     generator = torch.Generator(device).manual_seed(seed)
     if sampler.learns:
         head.train()
-        for context, target in itertools.islice(Windows(train, seed=seed), _TAUGHT):
+        for context, target in itertools.islice(ContextBatches(train, seed=seed), LEARNING_STEPS):
             with torch.no_grad():
                 hidden = encoder(context)
             head(hidden, target, generator=generator)
     head.eval()
-    # A batch at random: neighbours in a text are more alike than examples of a step are.
-    context, target = next(iter(Windows(held_out, batch=TIMED_BATCH, seed=seed)))
+    # The batch is shuffled, because neighbours in a text are more alike than the examples of a training step.
+    context, target = next(iter(ContextBatches(held_out, batch=TIMED_BATCH_SIZE, seed=seed)))
     with torch.no_grad():
         hidden = encoder(context)
     found = diagnose(head, hidden, target, draws=draws, generator=generator)
-    return {
-        "rmse_log_z": found.rmse_log_z,
-        "bias_log_z": found.bias_log_z,
-        "gamma_rmse": found.gamma_rmse,
-        "sign_agreement": found.sign_agreement,
-        "classes_scored": found.classes_scored,
-        "rows_touched": found.rows_touched,
-    }
+    names = ("rmse_log_z", "bias_log_z", "gamma_rmse", "sign_agreement", "classes_scored", "rows_touched")
+    return {name: getattr(found, name) for name in names}
 
 
 def step_times(
-    *,
-    text: str,
-    contenders: list[tuple[str, int]],
-    rate: float,
-    seed: int,
-    epochs: int,
-    device: str,
-    folder: str,
+    *, text: str, contenders: list[tuple[str, int]], rate: float, seed: int, epochs: int, device: str, folder: str
 ) -> dict[str, Any]:
-    """A cell: milliseconds of a step of each design and k, all of them in turn, on the exactly trained model.
+    """Compute a cell: milliseconds per step of each design and k, timed in turn on the exactly trained model.
 
-    A step draws, scores, takes gradients and updates the rows; a batch of 1,024, no encoder. What a design renews
-    every so many steps is timed by itself, and a step bears its share of it.
+    A step draws, scores, computes gradients and updates rows, for a batch of 1,024 without an encoder. A design's
+    periodic rebuild is timed separately and divided by the number of steps between rebuilds.
     """
     encoder, head = load_reference(text=text, rate=rate, seed=seed, epochs=epochs, device=device, folder=folder)
-    train, _, num_classes = load(Path(folder) / f"{text}.pt", device)
+    train, _, num_classes = load_text(Path(folder) / f"{text}.pt", device)
     batches = []
-    for context, target in itertools.islice(Windows(train, batch=TIMED_BATCH, seed=seed), 8):
+    for context, target in itertools.islice(ContextBatches(train, batch=TIMED_BATCH_SIZE, seed=seed), 8):
         with torch.no_grad():
             batches.append((encoder(context), target))
-    # So slow that the model stays what it is.
+    # The learning rate is so small that the model does not change.
     optimizer = RowAdagrad(head.parameters(), lr=1e-7)
     generator = torch.Generator(device).manual_seed(seed)
     head.train()
@@ -105,7 +91,7 @@ def step_times(
         head(hidden.requires_grad_(), target, generator=generator).backward()
         optimizer.step()
 
-    counts = counts_of(train, num_classes)
+    counts = class_counts(train, num_classes)
     samplers = [DESIGNS[design](counts, k) for design, k in contenders]
     times: list[list[float]] = [[] for _ in contenders]
     upkeep = []
@@ -113,38 +99,38 @@ def step_times(
         head.use(sampler)
         step(0)
         jobs = upkeep_jobs(sampler)
-        upkeep.append(sum(statistics.median(_seconds(run, device) for _ in range(3)) / every for run, every in jobs))
-    for _ in range(_ROUNDS):
+        upkeep.append(sum(statistics.median(_seconds_of(run, device) for _ in range(3)) / every for run, every in jobs))
+    for _ in range(TIMING_ROUNDS):
         for sampler, found in zip(samplers, times, strict=True):
-            # Not by `use`: it knows the class vectors already.
+            # `use` would rebuild the sampler, which knows the class vectors already.
             head.sampler = sampler
-            for number in range(_WARM):
+            for number in range(WARM_UP_STEPS):
                 step(number)
-            for number in range(_STEPS):
-                found.append(_seconds(lambda number=number: step(number), device))  # type: ignore[misc]
+            for number in range(TIMED_STEPS):
+                found.append(_seconds_of(lambda number=number: step(number), device))  # type: ignore[misc]
     return {
         "contenders": contenders,
         "step_ms": [1000 * statistics.median(found) for found in times],
         "upkeep_ms": [1000 * seconds for seconds in upkeep],
-        "gflops": _matmul_rate(device),
+        "gflops": _matmul_gflops(device),
     }
 
 
-def _seconds(run: Callable[[], object], device: str) -> float:
-    _wait(device)
+def _seconds_of(run: Callable[[], object], device: str) -> float:
+    _synchronize(device)
     start = time.perf_counter()
     run()
-    _wait(device)
+    _synchronize(device)
     return time.perf_counter() - start
 
 
-def _wait(device: str) -> None:
+def _synchronize(device: str) -> None:
     if device != "cpu":
         torch.cuda.synchronize()
 
 
-def _matmul_rate(device: str) -> float:
-    """GFLOP/s of the product that a step with k = 1024 consists of."""
-    a, b = torch.randn(TIMED_BATCH, DIM, device=device), torch.randn(DIM, 1024, device=device)
-    seconds = statistics.median(_seconds(lambda: a @ b, device) for _ in range(50))
-    return 2 * TIMED_BATCH * DIM * 1024 / seconds / 1e9
+def _matmul_gflops(device: str) -> float:
+    """Measure GFLOP/s of the matrix product in a step with k = 1024."""
+    a, b = torch.randn(TIMED_BATCH_SIZE, DIM, device=device), torch.randn(DIM, 1024, device=device)
+    seconds = statistics.median(_seconds_of(lambda: a @ b, device) for _ in range(50))
+    return 2 * TIMED_BATCH_SIZE * DIM * 1024 / seconds / 1e9

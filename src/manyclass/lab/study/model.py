@@ -1,4 +1,4 @@
-"""The model that the designs are compared on: the last five tokens, one layer, the next token."""
+"""The model that designs are compared on: it predicts the next token from the last five, with one hidden layer."""
 
 import functools
 from collections.abc import Iterator, Sequence
@@ -18,18 +18,19 @@ from manyclass.optim import RowAdagrad
 from manyclass.samplers import Systematic
 from manyclass.training import Callback, HeldOut, Record, Training
 
-CONTEXT, WORD_DIM, DIM, BATCH = 5, 64, 128, 512
-DROPOUT = 0.3  # without it the third epoch is the last that helps, whoever trains
+CONTEXT, WORD_DIM, DIM, BATCH_SIZE = 5, 64, 128, 512
+DROPOUT = 0.3  # without it no training improves after the third epoch
 
 
-class Windows:
-    """Batches of contexts [B, 5] and the tokens that follow, in an order that follows from seed and epoch."""
+class ContextBatches:
+    """Batches of contexts [B, 5] and next tokens [B], shuffled by seed and epoch, or in order if seed is None."""
 
-    def __init__(self, ids: Tensor, *, batch: int = BATCH, seed: int | None = None) -> None:
+    def __init__(self, ids: Tensor, *, batch: int = BATCH_SIZE, seed: int | None = None) -> None:
         self._rows, self._batch, self._seed = ids.unfold(0, CONTEXT + 1, 1), batch, seed
         self._epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
+        """Reshuffle for this epoch."""
         self._epoch = epoch
 
     def __len__(self) -> int:
@@ -47,6 +48,8 @@ class Windows:
 
 
 class Encoder(nn.Module):
+    """Embeddings of five tokens, concatenated, and one tanh layer."""
+
     def __init__(self, num_classes: int) -> None:
         super().__init__()
         self.words = nn.Embedding(num_classes, WORD_DIM, sparse=True)
@@ -55,21 +58,22 @@ class Encoder(nn.Module):
         self.dropout = nn.Dropout(DROPOUT)
 
     def forward(self, context: Tensor) -> Tensor:
+        """Encode contexts [B, 5] as [B, DIM]."""
         hidden: Tensor = self.dropout(torch.tanh(self.mix(self.words(context).flatten(1))))
         return hidden
 
 
 @dataclass(frozen=True)
 class Trained:
-    """A training: its evaluations, and the parts that it trained."""
+    """Evaluations of a training, and the modules that it trained."""
 
     points: tuple[Record, ...]
     encoder: Encoder
     head: ClassHead
 
 
-def curve(points: tuple[Record, ...]) -> dict[str, Any]:
-    """Evaluations as lists, for a cell."""
+def loss_columns(points: tuple[Record, ...]) -> dict[str, Any]:
+    """Return evaluations as JSON-serialisable columns."""
     return {
         "step": [point.step for point in points],
         "examples": [point.examples for point in points],
@@ -78,26 +82,28 @@ def curve(points: tuple[Record, ...]) -> dict[str, Any]:
     }
 
 
-def save(text: Text, path: Path) -> None:
+def save_text(text: Text, path: Path) -> None:
+    """Save a text's token ids for worker processes."""
     torch.save({"train": text.train.int(), "held_out": text.held_out.int(), "num_classes": text.num_classes}, path)
 
 
 @functools.cache
-def load(path: Path, device: str) -> tuple[Tensor, Tensor, int]:
-    """The tokens to train on, those held out, and the number of classes."""
+def load_text(path: Path, device: str) -> tuple[Tensor, Tensor, int]:
+    """Load the training tokens, the held-out tokens and the number of classes."""
     found = torch.load(path, weights_only=True)
     return found["train"].long().to(device), found["held_out"].long().to(device), found["num_classes"]
 
 
-def counts_of(train: Tensor, num_classes: int) -> ClassCounts:
+def class_counts(train: Tensor, num_classes: int) -> ClassCounts:
+    """Count the classes of the training tokens."""
     return ClassCounts.from_targets(train.cpu(), num_classes)
 
 
-def new_model(train: Tensor, num_classes: int, *, seed: int) -> tuple[Encoder, ClassHead]:
-    """First parameters, the same for every design."""
+def build_model(train: Tensor, num_classes: int, *, seed: int) -> tuple[Encoder, ClassHead]:
+    """Build encoder and head with initial parameters that are the same for every design."""
     torch.manual_seed(seed)
     encoder = Encoder(num_classes).to(train.device)
-    counts = counts_of(train, num_classes)
+    counts = class_counts(train, num_classes)
     head = ClassHead(DIM, num_classes, counts=counts, sampler=Systematic(counts, 1), sparse=True).to(train.device)
     return encoder, head
 
@@ -116,31 +122,27 @@ def train_model(
     points: int = 4,
     callbacks: Sequence[Callback] = (),
 ) -> Trained:
-    """Train with a design, or exactly where it is None; everything else is the same.
+    """Train with a design and k, or exactly if `design` is None; everything else is the same.
 
-    Args:
-        train, held_out, num_classes: the text.
-        design, k, rate, seed, epochs: how to train.
-        part: tokens to train on, where that is not all of `train`, which the counts are of.
-        points: evaluations in an epoch.
-        callbacks: of the training.
+    Training uses the tokens `part` if given, else `train`; class counts are always those of `train`. The exact
+    held-out loss is evaluated `points` times per epoch.
     """
-    encoder, head = new_model(train, num_classes, seed=seed)
+    encoder, head = build_model(train, num_classes, seed=seed)
     exact = design is None
     if design is not None:
-        head.use(DESIGNS[design](counts_of(train, num_classes), k))
+        head.use(DESIGNS[design](class_counts(train, num_classes), k))
     learner = ExactSoftmax(head.to_linear()) if exact else head
-    # Input words have row gradients on both sides; the exact head has torch's own Adagrad.
+    # Input embeddings have row gradients in both cases; the exact head uses torch's Adagrad.
     by_row = [encoder.words.weight, *([] if exact else head.parameters())]
     dense = [*encoder.mix.parameters(), *(head.parameters() if exact else [])]
-    batches = Windows(train if part is None else part, seed=seed)
+    batches = ContextBatches(train if part is None else part, seed=seed)
     history = Training(
         learner,
         batches,
         [torch.optim.Adagrad(dense, lr=rate), RowAdagrad(by_row, lr=rate)],
         encoder=encoder,
         epochs=epochs,
-        held_out=HeldOut(Windows(held_out, batch=2048), every=max(1, len(batches) // points)),
+        held_out=HeldOut(ContextBatches(held_out, batch=2048), every=max(1, len(batches) // points)),
         callbacks=callbacks,
         seed=seed,
     ).run()

@@ -1,4 +1,4 @@
-"""The exactly trained model, kept as a file once it is trained."""
+"""The exactly trained reference model, cached in a file."""
 
 import os
 from pathlib import Path
@@ -7,29 +7,29 @@ from typing import Any
 import torch
 
 from manyclass.heads import ClassHead
-from manyclass.lab.study.model import Encoder, curve, load, new_model, train_model
+from manyclass.lab.study.model import Encoder, build_model, load_text, loss_columns, train_model
 
 
 def train_exactly(*, text: str, rate: float, seed: int, epochs: int, device: str, folder: str) -> dict[str, Any]:
-    """A cell: train exactly, keep the model, and tell the exact held-out loss on the way."""
-    train, held_out, num_classes = load(Path(folder) / f"{text}.pt", device)
+    """Compute a cell: train exactly, save the model, and return the exact held-out losses."""
+    train, held_out, num_classes = load_text(Path(folder) / f"{text}.pt", device)
     done = train_model(train, held_out, num_classes, design=None, k=0, rate=rate, seed=seed, epochs=epochs)
     path = _path(folder, text=text, rate=rate, seed=seed, epochs=epochs, device=device)
     beside = path.with_suffix(f".{os.getpid()}")
     torch.save({"encoder": done.encoder.state_dict(), "weight": done.head.weight, "bias": done.head.bias}, beside)
     os.replace(beside, path)
-    return curve(done.points)
+    return loss_columns(done.points)
 
 
 def load_reference(
     *, text: str, rate: float, seed: int, epochs: int, device: str, folder: str
 ) -> tuple[Encoder, ClassHead]:
-    """The model of these settings, ready to be evaluated."""
+    """Load the exactly trained model in eval mode; train it first if it is not cached."""
     path = _path(folder, text=text, rate=rate, seed=seed, epochs=epochs, device=device)
     if not path.exists():
         train_exactly(text=text, rate=rate, seed=seed, epochs=epochs, device=device, folder=folder)
-    train, _, num_classes = load(Path(folder) / f"{text}.pt", device)
-    encoder, head = new_model(train, num_classes, seed=seed)
+    train, _, num_classes = load_text(Path(folder) / f"{text}.pt", device)
+    encoder, head = build_model(train, num_classes, seed=seed)
     found = torch.load(path, weights_only=True, map_location=device)
     encoder.load_state_dict(found["encoder"])
     with torch.no_grad():

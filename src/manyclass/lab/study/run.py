@@ -1,4 +1,4 @@
-"""The study of a text from nothing: trainings, errors and times, what follows from them, and the report."""
+"""Runs the study of a text: trainings, errors, step times, and the report."""
 
 import hashlib
 import json
@@ -18,13 +18,13 @@ from manyclass.errors import UserError
 from manyclass.lab.cells import Cells
 from manyclass.lab.files import write_csv, write_text
 from manyclass.lab.folder import claim_folder
-from manyclass.lab.study.designs import CHOSEN, DESIGNS, PLAIN, available, sizes
-from manyclass.lab.study.measures import error, step_times, train_with
-from manyclass.lab.study.model import CONTEXT, save
-from manyclass.lab.study.numbers import Numbers
+from manyclass.lab.runner import CellRunner, OnProgress
+from manyclass.lab.study.analysis import Analysis
+from manyclass.lab.study.designs import DEFAULT_DESIGN, DESIGNS, SYSTEMATIC_DESIGN, available_designs, measured_ks
+from manyclass.lab.study.measures import design_error, step_times, train_design
+from manyclass.lab.study.model import CONTEXT, save_text
 from manyclass.lab.study.page import report_of
 from manyclass.lab.study.reference import train_exactly
-from manyclass.lab.work import Watch, Work
 from manyclass.report import check_libraries, write_report
 
 DEFAULT_K = 1024
@@ -32,17 +32,17 @@ DEFAULT_K = 1024
 
 @dataclass(frozen=True)
 class StudyScale:
-    """How much work to do.
+    """Amount of work.
 
     Args:
-        tokens: to train on, from the beginning of the text; None: all.
+        tokens: training tokens, from the start of the text; None means all.
         held_out: tokens to evaluate on.
-        epochs: of every training.
-        seeds: how many of everything but the choice of rates and the times.
-        ks: classes scored, where errors and times are measured.
-        draws: of each design, where its error is measured.
-        rates: of learning, to choose from.
-        share: rates are chosen on one pass over the first 1/share of the text.
+        epochs: epochs of every training.
+        seeds: number of seeds for trainings and errors; learning rates and times use the first.
+        ks: values of k, the classes scored, at which errors and times are measured.
+        draws: draws per measured error.
+        rates: learning rates to choose from.
+        parts: learning rates are chosen on one pass over the first of this many equal parts of the text.
     """
 
     tokens: int | None
@@ -52,7 +52,7 @@ class StudyScale:
     ks: tuple[int, ...] = (128, 256, 512, 1024, 2048)
     draws: int = 8
     rates: tuple[float, ...] = (0.025, 0.05, 0.1)
-    share: int = 10
+    parts: int = 10
 
 
 QUICK = StudyScale(tokens=30_000, held_out=2_100, epochs=1, seeds=1, ks=(64, 256), draws=4)
@@ -61,8 +61,8 @@ FULL = StudyScale(tokens=None, held_out=50_000, epochs=3, seeds=3, draws=32, rat
 
 
 @dataclass(frozen=True)
-class Done:
-    """Where what came out lies, and what it says in short; no page where none was asked for."""
+class StudyResult:
+    """Summary sentences, the path of results.json, and the page's path unless `report` was False."""
 
     summary: tuple[str, ...]
     results: Path
@@ -80,33 +80,34 @@ def study(
     device: str = "cpu",
     jobs: int | None = None,
     report: bool = True,
-    watch: Watch | None = None,
-) -> Done:
-    """Compare sampling designs on a text. What an earlier run into the folder did is not repeated.
+    on_progress: OnProgress | None = None,
+) -> StudyResult:
+    """Compare sampling designs on a text; cells cached by an earlier run into the folder are reused.
 
     Args:
-        text: what to learn.
-        out: a folder that is new, empty, or of an earlier run.
-        scale: how much work to do: QUICK, DEFAULT, FULL, or one of your own.
-        designs: names of `DESIGNS`; None: all that can run here.
-        k: classes scored in trainings; None: one in a hundred.
-        seed: the first.
-        device: where models are.
-        jobs: processes that train at once; seconds are those of one that is alone only with 1. None: 1.
-        report: whether to draw the page; without it matplotlib and plotly are not needed.
-        watch: is told of progress.
+        text: the training and held-out text.
+        out: a folder that is new, empty, or written by an earlier run.
+        scale: the amount of work: QUICK, DEFAULT, FULL, or a custom `StudyScale`.
+        designs: keys of `DESIGNS`; None means all with their libraries installed.
+        k: classes scored in trainings; None means one in a hundred.
+        seed: the first seed.
+        device: torch device of the models.
+        jobs: trainings in parallel, None means 1; with more, training seconds include the contention.
+        report: True to draw the page, which needs matplotlib and plotly.
+        on_progress: callback after each cell.
 
     Raises:
-        UserError: the folder cannot be used, or the text is too short.
-        ImportError: what draws the report is not installed.
+        UserError: the folder is not writable or holds files of another program, the text has too few tokens or
+            classes, or `k` is more than half of the classes.
+        ImportError: `report` is True, and matplotlib or plotly is not installed.
     """
     if report:
         check_libraries()
-    names = list(designs or available())
+    names = list(designs or available_designs())
     text = replace(text, train=text.train[: scale.tokens], held_out=text.held_out[: scale.held_out])
-    for part, what in ((text.train, "to train on"), (text.held_out, "held out")):
+    for part, use in ((text.train, "to train on"), (text.held_out, "held out")):
         if len(part) < 2048 + CONTEXT:
-            raise UserError(f"`data` must have at least {2048 + CONTEXT:,} tokens {what}, got {len(part):,}")
+            raise UserError(f"`data` must have at least {2048 + CONTEXT:,} tokens {use}, got {len(part):,}")
     k = k or max(8, text.num_classes // 100)
     if k > text.num_classes // 2:
         raise UserError(f"`k` must be at most half of the {text.num_classes:,} classes, got {k:,}")
@@ -118,59 +119,57 @@ def study(
     folder = out / "cells"
     folder.mkdir(exist_ok=True)
     digest = hashlib.sha256(text.train.numpy().tobytes() + text.held_out.numpy().tobytes()).hexdigest()[:12]
-    save(text, folder / f"{digest}.pt")
+    save_text(text, folder / f"{digest}.pt")
     cores = len(os.sched_getaffinity(0))
     seeds = range(seed, seed + scale.seeds)
     common = {"text": digest, "device": device}
-    given = {"folder": str(folder.resolve())}
+    unkeyed = {"folder": str(folder.resolve())}
     with Cells(folder, jobs=jobs or 1, threads=max(1, cores // (jobs or 1))) as cells:
-        work = Work(cells, watch)
-        work.begin("rates")
+        runner = CellRunner(cells, on_progress)
+        runner.start("rates")
         sweep = [
-            {**common, "design": design, "k": k, "rate": rate, "seed": seed, "epochs": 1, "share": scale.share}
+            {**common, "design": design, "k": k, "rate": rate, "seed": seed, "epochs": 1, "parts": scale.parts}
             for design in (None, *names)
             for rate in scale.rates
         ]
-        rates = _best_rates(sweep, work.map(train_with, sweep, given=given))
-        work.begin("exact")
+        rates = _best_rates(sweep, runner.map(train_design, sweep, unkeyed=unkeyed))
+        runner.start("exact")
         exact = [{**common, "rate": rates[None], "seed": each, "epochs": scale.epochs} for each in seeds]
         curves = [
             {**cell, "design": "exact", "k": text.num_classes, **result}
-            for cell, result in zip(exact, work.map(train_exactly, exact, given=given), strict=True)
+            for cell, result in zip(exact, runner.map(train_exactly, exact, unkeyed=unkeyed), strict=True)
         ]
-        work.begin("errors")
-        asked = [
+        runner.start("errors")
+        error_cells = [
             {**cell, "design": design, "k": each, "draws": scale.draws}
             for cell in exact
             for design in names
-            for each in sizes(design, ks)
+            for each in measured_ks(design, ks)
         ]
-        errors = [{**cell, **result} for cell, result in zip(asked, work.map(error, asked, given=given), strict=True)]
-        work.begin("training")
-        # What a head does by itself, too.
-        usual = [(each, DEFAULT_K) for each in (PLAIN, CHOSEN) if each in names and k < DEFAULT_K < text.num_classes]
+        found = runner.map(design_error, error_cells, unkeyed=unkeyed)
+        errors = [{**cell, **result} for cell, result in zip(error_cells, found, strict=True)]
+        runner.start("training")
+        # Train the two main designs also with the k that a head has by default.
+        usual = [
+            (each, DEFAULT_K)
+            for each in (SYSTEMATIC_DESIGN, DEFAULT_DESIGN)
+            if each in names and k < DEFAULT_K < text.num_classes
+        ]
         trainings = [
-            {
-                **common,
-                "design": design,
-                "k": size,
-                "rate": rates[design],
-                "seed": each,
-                "epochs": scale.epochs,
-                "share": 1,
-            }
+            {**common, "design": design, "k": size, "rate": rates[design], "seed": each}
+            | {"epochs": scale.epochs, "parts": 1}
             for each in seeds
             for design, size in (*((name, k) for name in names), *usual)
         ]
         curves += [
             {**cell, **result}
-            for cell, result in zip(trainings, work.map(train_with, trainings, given=given), strict=True)
+            for cell, result in zip(trainings, runner.map(train_design, trainings, unkeyed=unkeyed), strict=True)
         ]
     with Cells(folder, jobs=1, threads=cores) as alone:
-        work = Work(alone, watch)
-        work.begin("times")
-        contenders = [(design, each) for design in names for each in sizes(design, ks)]
-        (timed,) = work.map(step_times, [{**exact[0], "contenders": contenders}], given=given)
+        runner = CellRunner(alone, on_progress)
+        runner.start("times")
+        contenders = [(design, each) for design in names for each in measured_ks(design, ks)]
+        (timed,) = runner.map(step_times, [{**exact[0], "contenders": contenders}], unkeyed=unkeyed)
     times = [
         {"design": design, "k": each, "step_ms": step, "upkeep_ms": upkeep}
         for (design, each), step, upkeep in zip(timed["contenders"], timed["step_ms"], timed["upkeep_ms"], strict=True)
@@ -191,43 +190,43 @@ def study(
             "gflops": timed["gflops"],
         },
         "versions": {"manyclass": __version__, "torch": torch.__version__, "python": platform.python_version()},
-        "errors": [_kept(row) for row in errors],
+        "errors": [_result_row(row) for row in errors],
         "times": times,
-        "curves": [_kept(row) for row in curves],
+        "curves": [_result_row(row) for row in curves],
         "date": time.strftime("%Y-%m-%d"),
         "seconds": round(time.perf_counter() - started, 1),
     }
     write_text(out / "results.json", json.dumps(results, indent=1))
-    return _written(out, results, report=report)
+    return _write(out, results, report=report)
 
 
-def redraw(out: Path) -> Done:
-    """Draw the page of what an earlier run into the folder measured, wherever that ran.
+def redraw(out: Path) -> StudyResult:
+    """Draw the page again from the folder's results.json, which may come from another machine.
 
     Raises:
-        UserError: there is no such run.
-        ImportError: what draws the report is not installed.
+        UserError: the folder has no readable results.json.
+        ImportError: matplotlib or plotly is not installed.
     """
     check_libraries()
     try:
         results = json.loads((out / "results.json").read_text(encoding="utf-8"))
     except (OSError, json.JSONDecodeError) as problem:
         raise UserError(f"`out` must hold the results.json of a study, got {out}: {problem}") from None
-    return _written(out, results, report=True)
+    return _write(out, results, report=True)
 
 
-def _written(out: Path, results: dict[str, Any], *, report: bool) -> Done:
-    numbers = Numbers(results)
+def _write(out: Path, results: dict[str, Any], *, report: bool) -> StudyResult:
+    analysis = Analysis(results)
     versions = {**results["versions"], "device": results["machine"]["device"], "date": results["date"]}
     write_csv(out / "errors.csv", results["errors"], versions)
     write_csv(out / "times.csv", results["times"], versions)
-    write_csv(out / "training.csv", numbers.training_rows(), versions)
-    page = write_report(report_of(numbers), out).page if report else None
-    return Done(tuple(numbers.summary()), out / "results.json", page)
+    write_csv(out / "training.csv", analysis.training_rows(), versions)
+    page = write_report(report_of(analysis), out).page if report else None
+    return StudyResult(tuple(analysis.summary()), out / "results.json", page)
 
 
 def _best_rates(cells: Sequence[dict[str, Any]], results: Sequence[dict[str, Any]]) -> dict[str | None, float]:
-    """For each design the rate of the lowest held-out loss."""
+    """Return, per design, the learning rate with the lowest held-out loss."""
     found: dict[str | None, tuple[float, float]] = {}
     for cell, result in zip(cells, results, strict=True):
         loss = result["loss"][-1]
@@ -236,8 +235,8 @@ def _best_rates(cells: Sequence[dict[str, Any]], results: Sequence[dict[str, Any
     return {design: rate for design, (_, rate) in found.items()}
 
 
-def _kept(row: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in row.items() if name not in ("text", "device", "draws", "share")}
+def _result_row(row: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in row.items() if name not in ("text", "device", "draws", "parts")}
 
 
 def _processor() -> str:
@@ -249,13 +248,13 @@ def _processor() -> str:
 
 
 def check_designs(names: Sequence[str]) -> None:
-    """Raise where a name is of no design.
+    """Check the names of designs.
 
     Raises:
-        UserError: it is not, or the design needs what is not installed.
+        UserError: a name is not a key of `DESIGNS`, or its design needs faiss, which is not installed.
     """
     for name in names:
         if name not in DESIGNS:
             raise UserError(f"`designs` must be of {'; '.join(DESIGNS)}, got {name!r}")
-        if name not in available():
+        if name not in available_designs():
             raise UserError(f"`designs` must be ones that can run here, got {name!r}, which needs faiss")
