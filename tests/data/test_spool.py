@@ -126,6 +126,7 @@ def anonymous():
         return next(int(line.split()[1]) << 10 for line in status if line.startswith("RssAnon"))
 
 
+@pytest.mark.machine
 @pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="this machine does not say what memory is for")
 def test_memory_does_not_grow_with_the_rows(tmp_path):
     spool(Made(tmp_path, 2), tmp_path / "rows", names=Names())

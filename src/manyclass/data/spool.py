@@ -12,6 +12,7 @@ from manyclass.data.files import Watch, shown, writing
 from manyclass.data.names import Names
 from manyclass.data.rows import Rows
 from manyclass.errors import UserError
+from manyclass.storage import atomic_write
 
 # What the files hold, and as what.
 _TYPES = {
@@ -56,7 +57,7 @@ def spool(reader: Reader, folder: Path, *, names: Names, watch: Watch | None = N
     if not reader.labelled:
         raise UserError(f"`{name}` must have labels to learn from, got none in {reader.path}")
     # The index goes first: without it the others are nobody's.
-    with writing(folder, (_INDEX, *_TYPES, f"{_INDEX}.part", "starts.bin.part")):
+    with writing(folder, (_INDEX, *_TYPES, "starts.bin.part")):
         with ExitStack() as stack:
             files = _Files(folder, stack)
             for chunk in reader.chunks():
@@ -145,10 +146,9 @@ class _Files:
             "sparse": self._sparse,
             "several": self._several,
         }
-        # Last, and at once: whoever finds it finds all the others.
-        beside = self._folder / f"{_INDEX}.part"
-        beside.write_text(json.dumps(index), encoding="utf-8")
-        beside.replace(self._folder / _INDEX)
+        # Last and atomic: where it is found, all other files are complete.
+        with atomic_write(self._folder / _INDEX) as temporary:
+            temporary.write_text(json.dumps(index), encoding="utf-8")
 
     def _add(self, name: str, values: Any) -> None:
         if name not in self._open:

@@ -7,7 +7,6 @@ import importlib.util
 import inspect
 import json
 import multiprocessing
-import os
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+from manyclass.storage import atomic_write
 
 _PATIENCE = 10.0
 
@@ -123,9 +124,8 @@ def _fill(path: Path, compute: Compute, settings: dict[str, Any], given: dict[st
     result = compute(**settings, **given)
     cell = {"settings": settings, "seconds": time.perf_counter() - start, "result": result}
     path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_suffix(f".{os.getpid()}")
-    beside.write_text(json.dumps(cell))
-    os.replace(beside, path)
+    with atomic_write(path) as temporary:
+        temporary.write_text(json.dumps(cell))
 
 
 def _read(path: Path) -> dict[str, Any] | None:

@@ -1,7 +1,6 @@
 """Writing a report: the page, and each figure as a picture beside it."""
 
 import importlib.util
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,8 +43,9 @@ def write_report(report: Report, folder: Path) -> Written:
     colours = report.colours()
     drawn = [path for figure in report.figures() for path in static.draw(figure, colours[figure.name], pictures)]
     path = folder / "report.html"
-    # Beside it and renamed: whoever has the page open never reads half of one.
-    beside = path.with_suffix(".tmp")
-    beside.write_text(page.render(report), encoding="utf-8")
-    os.replace(beside, path)
+    # Imported here because it imports torch, which drawing does not need.
+    from manyclass.storage import atomic_write
+
+    with atomic_write(path) as temporary:
+        temporary.write_text(page.render(report), encoding="utf-8")
     return Written(path, tuple(drawn))
