@@ -69,7 +69,7 @@ def test_other_rows_take_the_place_of_those_before(write, tmp_path):
 def test_whoever_watches_is_told_how_far_it_is(write, tmp_path):
     seen = []
     reader = write(samples.svmlight())
-    spool(reader, tmp_path / "rows", names=Names(), watch=lambda *at: seen.append(at))
+    spool(reader, tmp_path / "rows", names=Names(), progress=lambda *at: seen.append(at))
     assert seen[-1] == (reader.size, reader.size)
 
 

@@ -215,9 +215,9 @@ def _swapped(model: Path) -> Iterator[Broken]:
 
 def _newer(data: bytes) -> bytes:
     """Return the same file with the number of a later format and the right digest."""
-    changed = data.replace(rb'\"format\":2', rb'\"format\":7')
+    changed = data.replace(rb"\"format\":2", rb"\"format\":7")
     assert changed != data
-    before = changed.index(rb'\"digest\":\"') + len(rb'\"digest\":\"')
+    before = changed.index(rb"\"digest\":\"") + len(rb"\"digest\":\"")
     zeros = changed[:before] + b"0" * 64 + changed[before + 64 :]
     return changed[:before] + hashlib.sha256(zeros).hexdigest().encode() + changed[before + 64 :]
 
