@@ -28,8 +28,8 @@ MAY_KNOW = {
     "by_name": {"_check", "counts", "samplers", "objectives", "heads", "optim"},
     "encoders": {"_check"},
     "inference": {"_check", "_faiss", "candidates", "heads", "kernels", "kmeans", "samplers"},
-    "report": set(),
-    "data": {"_check", "errors"},
+    "report": {"storage"},
+    "data": {"_check", "errors", "storage"},
     "estimator": {
         "_check",
         "by_name",
@@ -68,6 +68,7 @@ MAY_KNOW = {
         "training",
         "errors",
         "report",
+        "storage",
     },
     "cli": {"_check", "by_name", "errors", "data", "lab", "report", "storage", "tasks", "training"},
     "__main__": {"cli"},

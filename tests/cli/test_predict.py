@@ -213,7 +213,7 @@ def test_an_index_is_made_once_and_again_for_another_model(copied, tmp_path, cap
         content.head.weight.add_(torch.randn_like(content.head.weight))
     from manyclass import storage
 
-    storage.save(out / "best.safetensors", content.content(), kind="model")
+    storage.save(out / "best.safetensors", content.content(), content_type="model")
     assert run("predict", out, asked, "--index", "--recall", 1.0, "--top", 7) == 0
     assert "recall@7" in capsys.readouterr().err
     (out / "index.safetensors").write_bytes(b"nothing of the kind")

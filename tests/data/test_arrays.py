@@ -60,7 +60,7 @@ def test_labels_may_be_text(tmp_path, y):
 
 
 def test_sparse_rows_are_read_as_scipy_stores_them_a_few_at_a_time(tmp_path, monkeypatch):
-    monkeypatch.setattr(arrays_module, "_ROWS", 7)
+    monkeypatch.setattr(arrays_module, "_CHUNK_ROWS", 7)
     x = random_array((100, 40), density=0.1, rng=np.random.default_rng(0), format="csr")
     save_npz(tmp_path / "a.npz", x)
     np.save(tmp_path / "y.npy", np.arange(100))
@@ -73,7 +73,7 @@ def test_sparse_rows_are_read_as_scipy_stores_them_a_few_at_a_time(tmp_path, mon
 
 
 def test_dense_rows_are_read_a_few_at_a_time(tmp_path, monkeypatch, save):
-    monkeypatch.setattr(arrays_module, "_ROWS", 3)
+    monkeypatch.setattr(arrays_module, "_CHUNK_ROWS", 3)
     x = np.random.default_rng(0).normal(size=(10, 2)).astype(np.float32)
     save(tmp_path / "a.npz", X=x, y=np.arange(10))
     features, labels, reader = read(tmp_path / "a.npz")
@@ -152,8 +152,8 @@ def test_a_header_that_claims_too_much_is_told_and_allocates_nothing(tmp_path):
     (tmp_path / "a.npy").write_bytes(content)
     with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
         archive.writestr("X.npy", content)
-    for name in ("a.npy", "a.npz"):
-        with pytest.raises(UserError, match=r"needs 40,000,000,000,\d+ bytes, got"):
+    for name, message in (("a.npy", "greater than file size"), ("a.npz", r"needs 40,000,000,000,\d+ bytes, got")):
+        with pytest.raises(UserError, match=message):
             read(tmp_path / name)
 
 
@@ -163,6 +163,15 @@ def test_a_dense_row_has_a_size_that_memory_holds(tmp_path):
         archive.writestr("X.npy", content + bytes(17 << 20))
     with pytest.raises(UserError, match="dense rows of at most 64 MiB, got 17,825,792 features"):
         read(tmp_path / "a.npz")
+
+
+@pytest.mark.parametrize(
+    ("shape", "data"), [((2, 2), bytes(20)), ((-1, 3), bytes(12)), ((2**62, 4), bytes(16)), ((2**64, 4), b"")]
+)
+def test_a_shape_that_does_not_fit_its_bytes_is_refused(tmp_path, shape, data):
+    (tmp_path / "a.npy").write_bytes(header(shape) + data)
+    with pytest.raises(UserError, match="must hold an array that can be read"):
+        read(tmp_path / "a.npy")
 
 
 class Trap:
@@ -179,7 +188,7 @@ def test_pickles_are_never_run(tmp_path):
     for name in ("a.npy", "b.npy"):
         with pytest.raises(UserError, match="must hold an array that can be read"):
             read(tmp_path / name)
-    with pytest.raises(UserError, match="it holds Python objects, which are not loaded"):
+    with pytest.raises(UserError, match="`labels` must hold an array that can be read, .*: .* Python objects in dtype"):
         read(tmp_path / "x.npy", labels=tmp_path / "y.npy")
 
 

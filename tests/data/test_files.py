@@ -31,7 +31,7 @@ def path(tmp_path):
     ],
 )
 def test_lines_end_in_any_way_wherever_a_block_ends(path, monkeypatch, content, expected, size):
-    monkeypatch.setattr(files, "_SIZE", size)
+    monkeypatch.setattr(files, "_READ_BYTES", size)
     path.write_bytes(content)
     assert list(lines(path)) == expected
 
@@ -40,7 +40,7 @@ def test_lines_end_in_any_way_wherever_a_block_ends(path, monkeypatch, content, 
 def test_the_standard_input_is_read_as_a_file_is(path, monkeypatch, size):
     content = b"\xef\xbb\xbfa\nb\r\nc\rd\xc3\xa9\n\ne"
     path.write_bytes(content)
-    monkeypatch.setattr(files, "_SIZE", size)
+    monkeypatch.setattr(files, "_READ_BYTES", size)
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(content)))
     came = list(line_batches(files.STANDARD_INPUT, 2))
     assert [pair for batch in came for pair in batch] == list(enumerate(["a", "b", "c", "dé", "", "e"], 1))
@@ -49,7 +49,7 @@ def test_the_standard_input_is_read_as_a_file_is(path, monkeypatch, size):
 
 
 def test_blocks_know_the_number_of_their_first_line(path, monkeypatch):
-    monkeypatch.setattr(files, "_SIZE", 8)
+    monkeypatch.setattr(files, "_READ_BYTES", 8)
     path.write_bytes(b"one\r\ntwo\r\nthree\r\nfour\r\n")
     found = list(blocks(path))
     assert [line for block in found for line in block.data.split(b"\n")[:-1]] == [b"one", b"two", b"three", b"four"]

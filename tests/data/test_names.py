@@ -1,4 +1,4 @@
-"""Labels as text and ids, and the description of features as JSON."""
+"""Labels as text and as ids, and the JSON of a schema."""
 
 import json
 
@@ -29,19 +29,19 @@ def test_text_that_looks_alike_stays_apart():
     assert Names().number(["3", "3.0", "03", " 3"]).tolist() == [0, 1, 2, 3]
 
 
-def test_a_name_is_there_once():
+def test_a_name_twice_is_refused():
     with pytest.raises(ValueError, match="`names` must be different from each other, got 'a' twice"):
         Names(["a", "b", "a"])
 
 
-def test_no_labels_are_no_ids():
+def test_no_labels_have_no_ids():
     assert Names().number([]).shape == (0,)
 
 
 @pytest.mark.parametrize(
     ("label", "fault"), [("", "empty"), ("a" * 1001, "1,001"), ("\ud800", "Unicode"), ("a\0", "NUL")]
 )
-def test_labels_that_cannot_be_are_told(label, fault):
+def test_impossible_labels_have_a_fault(label, fault):
     assert fault in label_fault(label)
     assert label_fault("a" * 1000) is None
 
@@ -63,19 +63,19 @@ def test_a_schema_goes_through_json_unchanged():
         ({"sparse": 1}, "true or false as sparse"),
         ({"label": 3}, "a string or null as label"),
         ({"columns": "ab"}, "a list of columns"),
-        ({"columns": [{"name": "a"}]}, "the key 'kind'"),
-        ({"columns": [{"name": "a", "kind": "date"}]}, "columns of the kinds"),
-        ({"columns": [{"name": "a", "kind": "number", "mean": float("nan")}]}, "finite numbers"),
-        ({"columns": [{"name": "a", "kind": "number", "scale": 0.0}]}, "positive scales"),
+        ({"columns": [{"name": "a"}]}, "the key 'type'"),
+        ({"columns": [{"name": "a", "type": "date"}]}, "columns of the types"),
+        ({"columns": [{"name": "a", "type": "number", "mean": float("nan")}]}, "finite numbers"),
+        ({"columns": [{"name": "a", "type": "number", "scale": 0.0}]}, "positive scales"),
         ({"colour": "red"}, "must have the keys .* got 'colour'"),
     ],
 )
-def test_a_schema_that_is_none_is_told(change, message):
+def test_an_impossible_schema_is_refused(change, message):
     with pytest.raises(UserError, match=message):
         Schema.from_json({**SCHEMA.to_json(), **change})
 
 
 @pytest.mark.parametrize("data", [None, [], "text", {}, {"format": "csv"}])
-def test_what_is_no_schema_is_told(data):
+def test_other_data_than_a_schema_is_refused(data):
     with pytest.raises(UserError, match="`schema` must"):
         Schema.from_json(data)

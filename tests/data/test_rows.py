@@ -89,10 +89,10 @@ def test_only_chosen_rows_are_taken():
 
 @given(st.integers(0, 300), st.integers(1, 17), st.booleans())
 def test_an_epoch_has_every_example_once(n, size, blocks):
-    window, block = (64, 8) if blocks else (rows_module._WINDOW, rows_module._BLOCK)
+    window, block = (64, 8) if blocks else (rows_module._SHUFFLE_EXAMPLES, rows_module._BLOCK_EXAMPLES)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rows_module, "_WINDOW", window)
-        patch.setattr(rows_module, "_BLOCK", block)
+        patch.setattr(rows_module, "_SHUFFLE_EXAMPLES", window)
+        patch.setattr(rows_module, "_BLOCK_EXAMPLES", block)
         rows = Rows(np.arange(n, dtype=np.float32)[:, None], np.arange(n))
         batches = RowBatches(rows, size, seed=3)
         found = [(inputs, target) for inputs, target, _ in batches]
@@ -122,7 +122,7 @@ def test_a_batch_has_a_size():
 
 
 def test_classes_are_counted_in_parts(monkeypatch):
-    monkeypatch.setattr(rows_module, "_WINDOW", 7)
+    monkeypatch.setattr(rows_module, "_SHUFFLE_EXAMPLES", 7)
     labels = np.random.default_rng(0).integers(0, 9, 100)
     assert np.array_equal(class_counts(labels, 12), np.bincount(labels, minlength=12))
     with pytest.raises(ValueError, match=r"`labels` must lie in \[0, 8\), got 8 at position"):

@@ -69,7 +69,7 @@ def test_other_rows_take_the_place_of_those_before(write, tmp_path):
 def test_whoever_watches_is_told_how_far_it_is(write, tmp_path):
     seen = []
     reader = write(samples.svmlight())
-    spool(reader, tmp_path / "rows", names=Names(), watch=lambda *at: seen.append(at))
+    spool(reader, tmp_path / "rows", names=Names(), progress=lambda *at: seen.append(at))
     assert seen[-1] == (reader.size, reader.size)
 
 
@@ -126,6 +126,7 @@ def anonymous():
         return next(int(line.split()[1]) << 10 for line in status if line.startswith("RssAnon"))
 
 
+@pytest.mark.machine
 @pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="this machine does not say what memory is for")
 def test_memory_does_not_grow_with_the_rows(tmp_path):
     spool(Made(tmp_path, 2), tmp_path / "rows", names=Names())

@@ -140,14 +140,14 @@ def test_a_long_file_is_read_in_chunks_that_know_how_far_they_are(tmp_path):
     path = tmp_path / "a.svm.gz"
     rows = 200_000
     path.write_bytes(gzip.compress(b"".join(b"%d %d:1\n" % (i % 7, i % 50 + 1) for i in range(rows)), 1))
-    watched = []
-    reader = open_rows(path, watch=lambda *at: watched.append(at))
+    seen = []
+    reader = open_rows(path, progress=lambda *at: seen.append(at))
     sizes, done = zip(*((len(chunk), chunk.done) for chunk in reader.chunks()), strict=True)
     assert len(sizes) > 1
     assert sum(sizes) == rows
     assert sorted(done) == list(done)
     assert done[-1] == reader.size == path.stat().st_size
-    assert watched[-1] == (reader.size, reader.size)
+    assert seen[-1] == (reader.size, reader.size)
 
 
 @pytest.mark.parametrize(

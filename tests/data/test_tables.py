@@ -100,8 +100,8 @@ def test_tabs_may_stand_between_cells(table):
 
 @pytest.mark.parametrize("number", ["1.5", "0", "", "-1e3"])
 def test_later_cells_that_are_no_number_are_named(table, number, monkeypatch):
-    monkeypatch.setattr("manyclass.data.tables._SAMPLE", 1)
-    monkeypatch.setattr("manyclass.data._csv._ROWS", 2)
+    monkeypatch.setattr("manyclass.data.tables._SAMPLE_ROWS", 1)
+    monkeypatch.setattr("manyclass.data._csv._BATCH_ROWS", 2)
     with pytest.raises(UserError, match=r"finite numbers in column 'a', got 'many' in line 6 of .*a\.csv"):
         table(f"a,label\n1,x\n2,y\n{number},x\n\nmany,y\n")
 
@@ -131,8 +131,8 @@ def test_a_table_that_is_none_is_told(table, content, message):
 
 
 def test_infinite_numbers_are_told(table, monkeypatch):
-    monkeypatch.setattr("manyclass.data.tables._SAMPLE", 1)
-    monkeypatch.setattr("manyclass.data._csv._ROWS", 1)
+    monkeypatch.setattr("manyclass.data.tables._SAMPLE_ROWS", 1)
+    monkeypatch.setattr("manyclass.data._csv._BATCH_ROWS", 1)
     with pytest.raises(UserError, match="finite numbers in column 'a', got 'inf' in line 3 of"):
         table("a,label\n1,x\ninf,y\n")
     with pytest.raises(UserError, match=r"finite numbers in column 'a', got 'inf' in row 1 of .*parquet"):
@@ -180,7 +180,7 @@ def test_parquet_has_numbers_dates_and_text(table):
         "label": pyarrow.array([7, 8, 7], type=pyarrow.int8()),
     }
     reader = table(content, "a.parquet", width=16)
-    assert [column.kind for column in reader.schema.columns] == ["number"] * 4 + ["text"]
+    assert [column.type for column in reader.schema.columns] == ["number"] * 4 + ["text"]
     features, labels = rows(reader)
     assert features.shape == (3, 20)
     assert features[:, 0] == pytest.approx([-1, 0, 1])
@@ -220,9 +220,9 @@ def test_without_pyarrow_it_is_named(table, monkeypatch):
 
 def test_a_long_table_is_read_in_chunks(table):
     content = "a,label\n" + "".join(f"{i % 10},{i % 3}\n" for i in range(10_000))
-    watched = []
-    reader = table(content, watch=lambda *at: watched.append(at))
+    seen = []
+    reader = table(content, progress=lambda *at: seen.append(at))
     assert [len(chunk) for chunk in reader.chunks()] == [4096, 4096, 1808]
-    assert watched[-1] == (reader.size, reader.size)
+    assert seen[-1] == (reader.size, reader.size)
     assert reader.schema.columns[0].mean == pytest.approx(4.5)
     assert reader.schema.columns[0].scale == pytest.approx(np.arange(10).std())

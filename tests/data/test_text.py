@@ -133,7 +133,7 @@ def test_reading_twice_finds_what_reading_at_once_does(tmp_path):
 @pytest.mark.parametrize("later", ["a b\nnew b\n", "a b\n", "a b\na b c\n"])
 def test_a_text_that_changes_while_it_is_read_is_told(tmp_path, monkeypatch, later):
     found = iter([["a b", "a b"], ["a b"], later.splitlines(), ["a b"]])
-    monkeypatch.setattr("manyclass.data.text.lines", lambda path, name, watch: iter(next(found)))
+    monkeypatch.setattr("manyclass.data.text.lines", lambda path, name, progress: iter(next(found)))
     with pytest.raises(UserError, match="must stay as it is while it is read"):
         read_text(tmp_path / "a.txt", held_out=tmp_path / "b.txt")
 
@@ -170,6 +170,6 @@ def test_some_token_must_be_frequent_enough(tmp_path):
 def test_how_far_a_text_is_read_is_told(tmp_path):
     path, told = tmp_path / "a.txt", []
     path.write_text("a b\n" * 60)
-    read_text(path, watch=lambda done, size: told.append((done, size)))
+    read_text(path, progress=lambda done, size: told.append((done, size)))
     assert told
     assert set(told) == {(240, 240)}

@@ -161,13 +161,13 @@ def _broken(trained: _Trained, marker: Path, draw: random.Random, seed: int) -> 
             what, text = tampered_json(data[name], draw)
             yield Broken(f"{what}, seed {seed}", name, text, right=True)
         elif FILES[name]:
-            what, content = tampered(storage.load(model / name, kind=FILES[name]), draw)
+            what, content = tampered(storage.load(model / name, content_type=FILES[name]), draw)
             yield Broken(f"{what}, seed {seed}", name, _saved(model, content, FILES[name]), right=True)
 
 
 def _saved(model: Path, content: dict[str, Any], kind: str) -> bytes:
     path = model.parent / "tampered.safetensors"
-    storage.save(path, content, kind=kind)
+    storage.save(path, content, content_type=kind)
     return path.read_bytes()
 
 
@@ -191,7 +191,7 @@ def _disguised(model: Path, marker: Path) -> Iterator[Broken]:
         yield Broken("a pickle", file, pickled)
         yield Broken("what torch.save wrote", file, zipped.getvalue())
     yield Broken("a pickle behind a header", "best.safetensors", within)
-    content = storage.load(model / "best.safetensors", kind="model")
+    content = storage.load(model / "best.safetensors", content_type="model")
     hidden = {**content, "names": torch.frombuffer(bytearray(pickled), dtype=torch.uint8)}
     yield Broken("a pickle for names", "best.safetensors", _saved(model, hidden, "model"), right=True)
 
@@ -214,9 +214,10 @@ def _swapped(model: Path) -> Iterator[Broken]:
 
 
 def _newer(data: bytes) -> bytes:
-    """The same with another format's number, and a digest that is right."""
-    changed = data.replace(b'"manyclass_format":"1"', b'"manyclass_format":"7"')
-    before = changed.index(b'"digest":"') + len(b'"digest":"')
+    """Return the same file with the number of a later format and the right digest."""
+    changed = data.replace(rb"\"format\":2", rb"\"format\":7")
+    assert changed != data
+    before = changed.index(rb"\"digest\":\"") + len(rb"\"digest\":\"")
     zeros = changed[:before] + b"0" * 64 + changed[before + 64 :]
     return changed[:before] + hashlib.sha256(zeros).hexdigest().encode() + changed[before + 64 :]
 

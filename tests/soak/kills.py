@@ -121,7 +121,7 @@ def _standing(out: Path) -> list[str]:
         path = out / f"{name}.safetensors"
         if path.exists():
             try:
-                storage.check(path, kind=kind)
+                storage.check(path, content_type=kind)
             except UserError as error:
                 faults.append(str(error))
     return faults

@@ -96,8 +96,8 @@ def reference(kind: str, folder: Path, report: bool) -> Reference:
 
 def left(out: Path) -> list[object]:
     """What a training has left: all that is to be the same."""
-    newest = storage.load(out / "newest.safetensors", kind="checkpoint")
-    best = storage.load(out / "best.safetensors", kind="model")
+    newest = storage.load(out / "newest.safetensors", content_type="checkpoint")
+    best = storage.load(out / "best.safetensors", content_type="model")
     return [timeless(newest["state"]), newest["best_cost"], best, rows(out)]
 
 

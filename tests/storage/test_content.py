@@ -1,4 +1,4 @@
-"""What is saved comes back as it was; what cannot be is refused by its place."""
+"""Saved content is loaded equal, and content that cannot be saved is refused by its place."""
 
 import json
 from collections import Counter, OrderedDict
@@ -14,10 +14,10 @@ from torch import nn
 
 from manyclass import storage
 from manyclass.errors import UserError
-from manyclass.storage import _safetensors
+from manyclass.storage import _digest, _tree
 from tests.storage.trees import CONTENT, round_trip, same, saved
 
-DTYPES = sorted(_safetensors._NAMES, key=str)
+DTYPES = sorted(_tree.DTYPES.values(), key=str)
 
 PLAIN = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters()),
@@ -34,9 +34,9 @@ PLAIN = st.recursive(
 @given(content=st.dictionaries(st.text(), PLAIN, max_size=4))
 def test_plain_data_comes_back_equal_and_of_its_type(tmp_path_factory, content):
     path = tmp_path_factory.getbasetemp() / "plain.safetensors"
-    storage.save(path, content, kind="thing")
-    assert same(storage.load(path, kind="thing"), content)
-    assert same(storage.about(path, kind="thing"), content)
+    storage.save(path, content, content_type="thing")
+    assert same(storage.load(path, content_type="thing"), content)
+    assert same(storage.outline(path, content_type="thing"), content)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -55,7 +55,7 @@ def test_special_values_come_back(tmp_path):
     content = {
         "floats": [float("inf"), float("-inf"), float("nan"), -0.0, 5e-324, 0.1],
         "ints": [2**63, -(2**200), 1 << 20000, 0],
-        # Two characters, which must not become the one that they encode.
+        # Two surrogates must not become the one character that they encode.
         "text": ["\ud83d\ude00", "😀", "\udcff", "\x00", "\u2028", ""],
         "keys": {1: "int", "1": "str", -1: (), "": []},
         "nested": ((), [], {}, ((1,), [(2,)])),
@@ -65,14 +65,14 @@ def test_special_values_come_back(tmp_path):
     assert str(found["floats"][3]) == "-0.0"
 
 
-def test_what_derives_from_plain_types_comes_back_as_those(tmp_path):
+def test_subclasses_of_plain_types_come_back_as_their_base(tmp_path):
     content = {"o": OrderedDict(a=1), "c": Counter({3: 2}), "p": nn.Parameter(torch.ones(2)), "f": np.float64(0.5)}
     found = round_trip(tmp_path, content)
     assert same(found, {"o": {"a": 1}, "c": {3: 2}, "p": torch.ones(2), "f": 0.5})
     assert not found["p"].requires_grad
 
 
-def test_the_states_of_torch_s_own_parts_come_back(tmp_path):
+def test_state_dicts_of_torch_come_back(tmp_path):
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.5, 9)
@@ -97,27 +97,27 @@ def test_a_tensor_in_several_places_is_stored_once_and_comes_back_as_one(tmp_pat
     }
     path = saved(tmp_path, content)
     assert path.stat().st_size < 2.1 * table.nbytes
-    found = storage.load(path, kind="thing")
+    found = storage.load(path, content_type="thing")
     assert found["a"] is found["b"][0] is found["c"]["x"]
     assert found["copy"] is not found["a"]
     assert same(found["rows"], table[:10])
-    outline = storage.about(path, kind="thing")
+    outline = storage.outline(path, content_type="thing")
     assert outline["a"] is outline["b"][0]
 
 
-def test_what_a_file_is_about_is_told_without_its_tensors(tmp_path):
+def test_an_outline_reads_no_tensors(tmp_path):
     path = saved(tmp_path)
     data = bytearray(path.read_bytes())
     begin = 8 + int.from_bytes(data[:8], "little")
-    # Within the first tensor: damage there must not be seen.
+    # Damage within the first tensor is not seen.
     data[begin + 3] ^= 1
     path.write_bytes(data)
-    outline = storage.about(path, kind="thing")
+    outline = storage.outline(path, content_type="thing")
     assert outline["names"] == CONTENT["names"]
     assert outline["table"].is_meta
     assert (outline["table"].shape, outline["table"].dtype) == ((3, 4), torch.float32)
     with pytest.raises(UserError, match="its digest is another than when it was written"):
-        storage.load(path, kind="thing")
+        storage.load(path, content_type="thing")
 
 
 def test_other_readers_of_safetensors_can_read_it(tmp_path):
@@ -129,7 +129,20 @@ def test_other_readers_of_safetensors_can_read_it(tmp_path):
     assert same(found["a.b#2"], content["a"]["b"])
     assert json.loads(found["content.json"].numpy().tobytes().decode("utf-8", "surrogatepass"))
     with safetensors.safe_open(path, "pt") as opened:
-        assert opened.metadata()["kind"] == "thing"
+        assert json.loads(opened.metadata()["manyclass"])["content_type"] == "thing"
+
+
+def test_a_loaded_tensor_outlives_its_file(tmp_path):
+    path = saved(tmp_path)
+    found = storage.load(path, content_type="thing")
+    path.write_bytes(b"")
+    found["table"] += 1
+    assert same(found["table"], CONTENT["table"] + 1)
+
+
+def test_a_tensor_may_have_any_name(tmp_path):
+    content = {"__metadata__": torch.ones(2), "content.json": torch.zeros(3), "": torch.ones(1)}
+    assert same(round_trip(tmp_path, content), content)
 
 
 def test_the_same_content_gives_the_same_bytes(tmp_path):
@@ -156,7 +169,7 @@ def test_strings_come_back(tmp_path):
         ({"bytes": None}, TypeError, r"`packed\['bytes'\]` must be a Tensor, got NoneType"),
     ],
 )
-def test_packed_strings_that_are_none_are_refused(change, error, message):
+def test_malformed_packed_strings_are_refused(change, error, message):
     packed = storage.pack_strings(["a", "b"])
     with pytest.raises(error, match=message):
         storage.unpack_strings({**packed, **change})
@@ -182,25 +195,25 @@ def test_only_strings_are_packed(strings):
         ({"a": torch.ones(2, dtype=torch.complex128)}, "a dtype that safetensors has, got torch.complex128"),
     ],
 )
-def test_what_is_neither_data_nor_tensor_is_refused_by_its_place(tmp_path, content, message):
+def test_other_types_are_refused_by_their_place(tmp_path, content, message):
     path = saved(tmp_path)
     before = path.read_bytes()
     with pytest.raises(TypeError, match=message):
-        storage.save(path, content, kind="thing")
+        storage.save(path, content, content_type="thing")
     assert path.read_bytes() == before
 
 
-def test_what_contains_itself_is_refused(tmp_path):
+def test_content_that_contains_itself_is_refused(tmp_path):
     loop = []
     loop.append(loop)
     with pytest.raises(ValueError, match=r"nested at most 100 deep, got more at `content\['loop'\]\[0\]\[0\]`"):
-        storage.save(tmp_path / "x", {"loop": loop}, kind="thing")
+        storage.save(tmp_path / "x", {"loop": loop}, content_type="thing")
 
 
 def test_more_tensors_than_a_header_holds_are_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(_safetensors, "_LONGEST_HEADER", 2000)
+    monkeypatch.setattr(_digest, "_MAX_HEADER_BYTES", 2000)
     with pytest.raises(ValueError, match="`content` must have fewer tensors, got 101"):
-        storage.save(tmp_path / "x", {"many": [torch.tensor(i) for i in range(100)]}, kind="thing")
+        storage.save(tmp_path / "x", {"many": [torch.tensor(i) for i in range(100)]}, content_type="thing")
     assert not list(tmp_path.iterdir())
 
 

@@ -1,4 +1,4 @@
-"""Things to save, and how to see that they came back."""
+"""Content to save, and a comparison of two trees."""
 
 import torch
 
@@ -12,18 +12,18 @@ CONTENT = {
 }
 
 
-def saved(folder, content=None, *, kind="thing"):
+def saved(folder, content=None, *, content_type="thing"):
     path = folder / "it.safetensors"
-    storage.save(path, CONTENT if content is None else content, kind=kind)
+    storage.save(path, CONTENT if content is None else content, content_type=content_type)
     return path
 
 
 def round_trip(folder, content):
-    return storage.load(saved(folder, content), kind="thing")
+    return storage.load(saved(folder, content), content_type="thing")
 
 
 def difference(one, other, place="content"):
-    """Where two trees are not equal, bit for bit and type for type; "" if nowhere."""
+    """Return the first place where two trees differ in a bit or a type; "" if none does."""
     if type(one) is not type(other):
         return place
     if isinstance(one, torch.Tensor):

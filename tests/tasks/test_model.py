@@ -14,7 +14,7 @@ from tests.tasks.problems import KINDS
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_kept_is_all_that_answers_need(trained, tmp_path, kind):
     done, _, _ = trained(kind)
-    storage.save(tmp_path / "best.safetensors", done.model.content(), kind="model")
+    storage.save(tmp_path / "best.safetensors", done.model.content(), content_type="model")
     opened = tasks.open_model(tmp_path)
     assert opened.plan.kind == kind
     assert list(opened.names) == list(done.model.names)
@@ -37,8 +37,8 @@ def test_opening_draws_nothing(trained):
 
 def test_the_best_is_opened_and_else_the_newest(trained, tmp_path):
     _, folder, _ = trained("features")
-    newest = storage.load(folder / "newest.safetensors", kind="checkpoint")
-    storage.save(tmp_path / "newest.safetensors", newest, kind="checkpoint")
+    newest = storage.load(folder / "newest.safetensors", content_type="checkpoint")
+    storage.save(tmp_path / "newest.safetensors", newest, content_type="checkpoint")
     opened = tasks.open_model(tmp_path)
     assert torch.equal(opened.head.weight, newest["state"]["whole"]["head.weight"])
     with pytest.raises(UserError, match=r"best.safetensors: there is no such file; .*newest.safetensors can be read"):

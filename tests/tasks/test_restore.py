@@ -17,7 +17,7 @@ def stopped(tmp_path_factory):
     """A training that Ctrl-C ended, and its newest checkpoint."""
     how = tasks.Fit(probe_every=0, checkpoint_every=1000, callbacks=[Interrupts(5)])
     _, out = fit("text", tmp_path_factory.mktemp("stopped"), how=how)
-    return out, storage.load(out / "newest.safetensors", kind="checkpoint")
+    return out, storage.load(out / "newest.safetensors", content_type="checkpoint")
 
 
 def sum_of(state):
@@ -53,7 +53,7 @@ def test_a_checkpoint_of_another_form_is_refused(stopped, name):
     path = out / "newest.safetensors"
     before = path.read_bytes()
     try:
-        storage.save(path, content, kind="checkpoint")
+        storage.save(path, content, content_type="checkpoint")
         held = {file.name: file.read_bytes() for file in out.iterdir()}
         with pytest.raises(UserError, match=message):
             tasks.resume(out, how=HOW)

@@ -36,7 +36,7 @@ def timeless(folder):
 
 
 def newest(folder):
-    return storage.load(folder / "newest.safetensors", kind="checkpoint")["state"]
+    return storage.load(folder / "newest.safetensors", content_type="checkpoint")["state"]
 
 
 def steps_of(kind, folder):
@@ -294,9 +294,9 @@ def test_a_negative_loss_is_gone_on_from(tmp_path):
     """That of importance sampling without the target's own term may be."""
     settings = replace(SHORT["features"], objective="plain_importance", sampler="importance")
     out = stopped("features", tmp_path, settings=settings)
-    state = storage.load(out / "newest.safetensors", kind="checkpoint")
+    state = storage.load(out / "newest.safetensors", content_type="checkpoint")
     state["state"]["training"]["loss"] = -0.25
-    storage.save(out / "newest.safetensors", state, kind="checkpoint")
+    storage.save(out / "newest.safetensors", state, content_type="checkpoint")
     assert tasks.resume(out, how=HOW).history.stopped == "epochs"
 
 

@@ -74,7 +74,7 @@ def test_a_model_whose_triples_are_none_of_its_own_is_refused(trained, tmp_path,
     done, _, _ = trained("triples")
     content = done.model.content()
     content["config"] = {**content["config"], "known": known}
-    storage.save(tmp_path / "best.safetensors", content, kind="model")
+    storage.save(tmp_path / "best.safetensors", content, content_type="model")
     with pytest.raises(UserError, match="does not hold a model that this version knows: `known` must be triples"):
         tasks.open_model(tmp_path)
 

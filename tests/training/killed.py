@@ -90,8 +90,12 @@ def timeless(state):
 
 def outcome(folder):
     """What a training has left: all that is to be the same."""
-    newest = storage.load(folder / "newest.safetensors", kind="checkpoint")
-    return [timeless(newest["state"]), newest["best_cost"], storage.load(folder / "best.safetensors", kind="model")]
+    newest = storage.load(folder / "newest.safetensors", content_type="checkpoint")
+    return [
+        timeless(newest["state"]),
+        newest["best_cost"],
+        storage.load(folder / "best.safetensors", content_type="model"),
+    ]
 
 
 def killed_and_resumed(folder, *, kills, seed=0):

@@ -55,7 +55,7 @@ def _file(path: Path, kind: str) -> str:
     stat = path.stat()
     when = datetime.datetime.fromtimestamp(stat.st_mtime).isoformat(" ", "seconds")
     try:
-        about = storage.about(path, kind=kind)
+        about = storage.outline(path, content_type=kind)
         match about:
             case {"state": {"training": {"progress": {"step": int() as number}}}} if kind == "checkpoint":
                 step = f"step {number:,}, "

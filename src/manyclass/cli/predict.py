@@ -1,6 +1,5 @@
 """manyclass predict"""
 
-import io
 import json
 import shutil
 import sys
@@ -150,10 +149,8 @@ def _output(path: Path | None) -> Iterator[TextIO]:
         yield sys.stdout
         sys.stdout.flush()
         return
-    from manyclass.storage import replacing
+    from manyclass.storage import atomic_write
 
-    # As a whole or not at all: what was there stays if a question cannot be read.
-    with replacing(path) as raw:
-        file = io.TextIOWrapper(raw, encoding="utf-8")
+    # The old file stays if an input cannot be read.
+    with atomic_write(path) as temporary, temporary.open("w", encoding="utf-8") as file:
         yield file
-        file.detach()

@@ -1,4 +1,4 @@
-"""Some rows of a table, column by column."""
+"""Some rows of a table, by column."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,8 +15,8 @@ class Cells:
     """Some rows of a table.
 
     Args:
-        places: where each row is in the file.
-        columns: of each name, its cells: text, or float64 with NaN for what is missing.
+        places: the number of each row in the file.
+        columns: the cells of each column: text, or float64 with NaN for missing ones.
         done: bytes of the file read so far.
     """
 
@@ -25,22 +25,22 @@ class Cells:
     done: int
 
 
-class Table(Protocol):
+class TableFile(Protocol):
     """A file with named columns.
 
     Attributes:
         path: of the file.
-        unit: what places count: "line" or "row".
+        unit: the unit of places: "line" or "row".
         columns: the names.
-        kinds: of each name, "number", "text", or what it is where it makes no features; none where cells are all text
-            and it is to be found out.
+        types: of each name, "number", "text", or another type that makes no features; empty where all cells are text
+            and types must be inferred.
     """
 
     path: Path
     unit: str
     columns: tuple[str, ...]
-    kinds: dict[str, str]
+    types: dict[str, str]
 
-    def batches(self, columns: Sequence[str], *, label: str | None = None) -> Iterator[Cells]:
-        """All rows, a few thousand at a time: these columns, and that of the labels, which is text."""
+    def cells(self, columns: Sequence[str], *, label: str | None = None) -> Iterator[Cells]:
+        """Yield all rows, a few thousand at a time: these columns, and the label column as text."""
         ...

@@ -9,22 +9,22 @@ from manyclass.data._cells import Cells
 from manyclass.data.files import blocks, one_line
 from manyclass.errors import UserError
 
-_ROWS = 4096  # of one batch, at most
-_BYTES = 1 << 24  # characters of one batch, about
-_CELL_LIMIT = 1 << 24  # characters: a quote that is never closed must not fill the memory
+_BATCH_ROWS = 4096  # at most
+_BATCH_CHARACTERS = 1 << 24  # about
+_MAX_CELL_CHARACTERS = 1 << 24  # so that a quote that is never closed does not fill the memory
 
 
 class CsvTable:
-    """A table of text with a header line; cells may be quoted, and then hold line ends.
+    """A table of text with a header line; quoted cells may hold line ends.
 
     Args:
-        path: the file; .gz, .xz and .bz2 are read as what they hold.
+        path: the file; .gz, .xz and .bz2 are decompressed.
         delimiter: between cells.
-        name: what the user knows the path as, for errors.
+        name: the user's name for the file, for errors.
 
     Raises:
-        UserError: it cannot be read, is empty, or its header cannot be; while it is read: a row with other than the
-            header's number of cells, or wrong quotes.
+        UserError: the file or its header cannot be read, or it is empty. `cells` raises it for a row with another
+            number of cells than the header, and for wrong quotes.
     """
 
     unit = "line"
@@ -37,9 +37,10 @@ class CsvTable:
         if first is None:
             raise UserError(f"`{name}` must have a header line and rows, got nothing in {path}")
         self.columns = tuple(cell.strip() for cell in first[1])
-        self.kinds: dict[str, str] = {}
+        self.types: dict[str, str] = {}
 
-    def batches(self, columns: Sequence[str], *, label: str | None = None) -> Iterator[Cells]:
+    def cells(self, columns: Sequence[str], *, label: str | None = None) -> Iterator[Cells]:
+        """Yield all rows, a few thousand at a time; see `TableFile`."""
         places: list[int] = []
         rows: list[list[str]] = []
         size, done = 0, 0
@@ -52,7 +53,7 @@ class CsvTable:
             places.append(place)
             rows.append(row)
             size += sum(map(len, row))
-            if len(rows) == _ROWS or size > _BYTES:
+            if len(rows) == _BATCH_ROWS or size > _BATCH_CHARACTERS:
                 yield self._cells(places, rows, done, {*columns, label})
                 places, rows, size = [], [], 0
         if rows:
@@ -63,7 +64,7 @@ class CsvTable:
         return Cells(places, {name: list(cells) for name, cells in columns if name in wanted}, done)
 
     def _records(self) -> Generator[tuple[int, list[str], int]]:
-        """The line each record begins in, its cells, and the bytes read so far; blank lines are no records."""
+        """Yield the first line of each record, its cells, and the bytes read so far; blank lines are skipped."""
         done = 0
 
         def feed() -> Iterator[str]:
@@ -75,8 +76,8 @@ class CsvTable:
         reader = csv.reader(feed(), delimiter=self._delimiter, strict=True)
         while True:
             place = reader.line_num + 1
-            # The limit is that of the whole process, so it is given back after each record.
-            limit = csv.field_size_limit(_CELL_LIMIT)
+            # The limit is global to the process, so it is restored after each record.
+            limit = csv.field_size_limit(_MAX_CELL_CHARACTERS)
             try:
                 row = next(reader, None)
             except csv.Error as error:

@@ -1,4 +1,4 @@
-"""Text as sparse features: its words, hashed."""
+"""Words of text hashed into sparse features."""
 
 import re
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ _WORDS = re.compile(r"\w+(?:['’]\w+)*")
 
 
 def words(text: str) -> list[str]:
-    """The words of a text in small letters; of a text without letters and digits, what it is.
+    """Return the words of a text in lower case; of a text without letters and digits, its parts between spaces.
 
     Example:
         >>> words("Don't panic, 42!"), words(" + "), words("")
@@ -24,13 +24,13 @@ def words(text: str) -> list[str]:
 
 
 def hashed(columns: Sequence[tuple[str, Sequence[str]]], width: int) -> "csr_array":
-    """Features [n, width] of n rows: words by how often they occur, in rows of length 1 for each column, added up.
+    """Return features [n, width] of n rows: word counts, scaled to length 1 for each column, and summed over columns.
 
     The hash is MurmurHash3 with signs: it is the same on every machine, and collisions cancel on average.
 
     Args:
-        columns: the name of each, which sets its words apart from those of the others, and its n cells.
-        width: how many features there are.
+        columns: the name of each, which is hashed with its words, and its n cells.
+        width: the number of features.
 
     Example:
         >>> one, other = (hashed([("colour", [text])], 16) for text in ("red RED", "red"))
@@ -47,7 +47,7 @@ def hashed(columns: Sequence[tuple[str, Sequence[str]]], width: int) -> "csr_arr
         number = np.diff(found.indptr)
         row = np.repeat(np.arange(len(number)), number)
         length = np.sqrt(np.bincount(row, weights=found.data.astype(np.float64) ** 2, minlength=len(number)))
-        # Words that cancel each other leave a row of length 0.
+        # Hashes of opposite sign can cancel and leave a row of length 0.
         found.data /= np.where(length > 0, length, 1)[row].astype(np.float32)
         total = found if total is None else total + found
     assert total is not None

@@ -1,4 +1,4 @@
-"""Ids of a text as they are found: in memory, or in a file that is memory-mapped."""
+"""Growing lists of token ids, in memory or in a file that is memory-mapped."""
 
 from pathlib import Path
 from typing import IO, Any
@@ -7,14 +7,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-_HELD = 1 << 16
+_BUFFERED_IDS = 1 << 16
 
 
 class Ids:
     """A list of ids that grows.
 
     Args:
-        size: how many there will be, at most.
+        size: the number of ids, at most.
         path: a file to keep them in. None: in memory.
 
     Example:
@@ -35,20 +35,22 @@ class Ids:
         return self._written + len(self._held)
 
     def add(self, ids: list[int]) -> None:
+        """Append ids."""
         self._held += ids
-        if len(self._held) >= _HELD:
+        if len(self._held) >= _BUFFERED_IDS:
             self._write()
 
     def tensor(self) -> Tensor:
-        """All of them, int64; nothing can be added any more."""
+        """Return all ids, int64, and close the list."""
         self._write()
         self.close()
         if self._path is None:
             return torch.from_numpy(self._array[: self._written])
-        # Copied on write: torch takes no arrays that must not be written to.
+        # Copy on write, since torch takes no read-only arrays.
         return torch.from_numpy(np.memmap(self._path, np.int64, "c"))
 
     def close(self) -> None:
+        """Close the file."""
         if self._file is not None:
             self._file.close()
 

@@ -1,4 +1,8 @@
-"""Arrays of NumPy's files, read a few rows at a time, and never as pickles."""
+"""Arrays in NumPy's files, read a few rows at a time, and never as pickles.
+
+NumPy memory-maps a .npy file. A member of a .npz archive is read here as a stream, since `numpy.load` and
+`scipy.sparse.load_npz` hold it in memory as a whole.
+"""
 
 import lzma
 import math
@@ -18,7 +22,8 @@ from manyclass.errors import UserError
 
 Array = np.ndarray[Any, Any]
 
-# What a broken archive, or one of a kind that is not known, raises.
+_READ_BYTES = 1 << 24
+# Raised by a broken archive, or by one of an unknown kind.
 _BROKEN = (
     zipfile.BadZipFile,
     zlib.error,
@@ -34,56 +39,50 @@ _BROKEN = (
 
 
 class ArrayFile:
-    """An array in a .npy file, which is memory-mapped, or in a .npz archive, which is read from its start on.
+    """An array in a .npy file, which is memory-mapped, or in a .npz archive, which is read from its start.
 
     Args:
-        where: what it is, for errors.
-        file: at the start of the array.
+        where: a description of the array, for errors.
+        source: a .npy file, or a member of an archive at its start.
         size: of the array with its header, in bytes.
-        path: of a .npy file. None: it is in an archive.
-        name: what the user knows the file as, for errors.
+        name: the user's name for the file, for errors.
 
     Raises:
-        UserError: it holds no array, or one of Python objects, or fewer bytes than its header says.
+        UserError: it holds no array, or one of Python objects, or another number of bytes than its header says.
     """
 
-    def __init__(self, where: str, file: IO[bytes], size: int, *, path: Path | None, name: str) -> None:
-        self._where, self._file, self._name = where, file, name
-        self.shape, turned, self.dtype, header = self._header()
+    def __init__(self, where: str, source: Path | IO[bytes], size: int, *, name: str) -> None:
+        self._where, self._source, self._name = where, source, name
+        self._next = 0
+        self._held: Array | None = None
+        by_columns = False
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                if isinstance(source, Path):
+                    # As np.load(mmap_mode="r"), but a pickle or an archive with this ending is an error.
+                    self._held = mapped = npy.open_memmap(source, "r")
+                    self.shape, self.dtype, begin = mapped.shape, mapped.dtype, mapped.offset
+                else:
+                    self.shape, by_columns, self.dtype, begin = _header(source)
+            except Exception as error:  # A header is a Python literal, so anything may be wrong with it.
+                self._fail(one_line(error)[:200] or type(error).__name__)
         if self.dtype.hasobject:
             self._fail("it holds Python objects, which are not loaded")
         if any(length < 0 for length in self.shape) or not self.dtype.itemsize:
             self._fail(f"shape {self.shape} of {self.dtype} cannot be")
-        needed = header + math.prod(self.shape) * self.dtype.itemsize
+        needed = begin + math.prod(self.shape) * self.dtype.itemsize
         if needed != size:
             self._fail(f"shape {self.shape} of {self.dtype} needs {needed:,} bytes, got {size:,}")
-        self._next = 0
-        self._held: Array | None = None
-        if path is not None and size > header:
-            order = "F" if turned else "C"
-            self._held = np.memmap(path, self.dtype, "r", header, self.shape, order)  # type: ignore[call-overload]
-        elif turned and len(self.shape) > 1:
-            # What is stored column by column cannot be read row by row.
-            self._held = np.frombuffer(self._bytes(size - header), self.dtype).reshape(self.shape, order="F")
-
-    def _header(self) -> tuple[tuple[int, ...], bool, "np.dtype[Any]", int]:
-        """Shape, whether columns rather than rows lie together, type, and where the numbers begin."""
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            try:
-                version = npy.read_magic(self._file)
-                read = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}.get(version)
-                if read is None:
-                    raise ValueError(f"version {'.'.join(map(str, version))} of the format is not known")
-                return *read(self._file), self._file.tell()
-            except Exception as error:  # a header is a piece of Python, so what is wrong with it may be anything
-                self._fail(one_line(error)[:200] or type(error).__name__)
+        if by_columns and len(self.shape) > 1:
+            # An array stored column by column cannot be read row by row.
+            self._held = np.frombuffer(self._bytes(size - begin), self.dtype).reshape(self.shape, order="F")
 
     def __len__(self) -> int:
         return int(self.shape[0]) if self.shape else 0
 
     def read(self, number: int) -> Array:
-        """The next rows: `number` of them, or those that are left."""
+        """Return the next rows: `number` of them, or those that are left."""
         number = min(number, len(self) - self._next)
         begin, self._next = self._next, self._next + number
         if self._held is not None:
@@ -92,21 +91,22 @@ class ArrayFile:
         return np.frombuffer(self._bytes(math.prod(shape) * self.dtype.itemsize), self.dtype).reshape(shape)
 
     def whole(self) -> Array:
-        """All of it; for arrays of no dimension too."""
+        """Return the whole array of an archive, which may have no dimension."""
         if self.shape:
             return self.read(len(self))
         return np.frombuffer(self._bytes(self.dtype.itemsize), self.dtype).reshape(())
 
-    def drop(self) -> None:
-        """Give the memory back that the rows read so far take."""
+    def free_pages(self) -> None:
+        """Free the memory of the rows read so far."""
         if isinstance(self._held, np.memmap) and hasattr(mmap, "MADV_DONTNEED"):
             mapped = self._held._mmap  # type: ignore[attr-defined]
             mapped.madvise(mmap.MADV_DONTNEED)
 
     def _bytes(self, number: int) -> bytes:
+        assert not isinstance(self._source, Path)
         parts, left = [], number
         try:
-            while left and (part := self._file.read(min(left, 1 << 24))):
+            while left and (part := self._source.read(min(left, _READ_BYTES))):
                 parts.append(part)
                 left -= len(part)
         except _BROKEN as error:
@@ -119,11 +119,11 @@ class ArrayFile:
         raise UserError(f"`{self._name}` must hold an array that can be read, got {self._where}: {reason}")
 
 
-def opened(path: Path, file: IO[bytes], name: str) -> zipfile.ZipFile:
-    """A .npz archive.
+def open_archive(path: Path, file: IO[bytes], name: str) -> zipfile.ZipFile:
+    """Open a .npz archive.
 
     Raises:
-        UserError: it is none.
+        UserError: the file is no archive.
     """
     try:
         return zipfile.ZipFile(file)
@@ -131,17 +131,26 @@ def opened(path: Path, file: IO[bytes], name: str) -> zipfile.ZipFile:
         raise UserError(f"`{name}` must be a .npz archive, got {path}: {one_line(error)}") from None
 
 
-def member(archive: zipfile.ZipFile, key: str, path: Path, name: str) -> ArrayFile:
-    """An array of a .npz archive."""
+def open_member(archive: zipfile.ZipFile, key: str, path: Path, name: str) -> ArrayFile:
+    """Open an array of a .npz archive."""
     where = f"{key} of {path}"
     try:
         info = archive.getinfo(f"{key}.npy")
         file = archive.open(info)
     except (*_BROKEN, KeyError, RuntimeError) as error:
         raise UserError(f"`{name}` must hold an array that can be read, got {where}: {one_line(error)}") from None
-    return ArrayFile(where, file, info.file_size, path=None, name=name)
+    return ArrayFile(where, file, info.file_size, name=name)
 
 
-def single(path: Path, file: IO[bytes], name: str) -> ArrayFile:
-    """The array of a .npy file."""
-    return ArrayFile(str(path), file, path.stat().st_size, path=path, name=name)
+def open_npy(path: Path, name: str) -> ArrayFile:
+    """Open the array of a .npy file."""
+    return ArrayFile(str(path), path, path.stat().st_size, name=name)
+
+
+def _header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, "np.dtype[Any]", int]:
+    """Return the shape, True if stored column by column, the dtype, and the position of the numbers."""
+    version = npy.read_magic(file)
+    read = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}.get(version)
+    if read is None:
+        raise ValueError(f"version {'.'.join(map(str, version))} of the format is not known")
+    return *read(file), file.tell()

@@ -1,4 +1,4 @@
-"""Text `index:value index:value …` as numbers, many at a time."""
+"""Fast parsing of `index:value index:value …`, many pairs at a time."""
 
 from typing import Any
 
@@ -7,18 +7,18 @@ import numpy as np
 Array = np.ndarray[Any, Any]
 
 _DIGITS = b"0123456789"
-_LONGEST = 18  # digits that 63 bits hold
-_AT_ONCE = 1 << 18  # numbers whose digits lie in memory
+_MAX_DIGITS = 18  # that 63 bits hold
+_CHUNK_NUMBERS = 1 << 18  # whose digits are in memory together
 
 
 def pairs(text: bytes, n: int) -> tuple[Array, Array] | None:
-    """The n indices and the n values, float64; None: look more closely.
+    """Return the n indices and the n values, float64; None: the text needs a careful parser.
 
-    What is left when all digits are taken away shows that each pair is digits, a colon and something without spaces.
+    The text without its digits shows that each pair is digits, a colon and a value without spaces.
 
     Args:
         text: pairs with one space between them.
-        n: how many colons it has.
+        n: the number of colons in it.
 
     Example:
         >>> pairs(b"3:0.5 10:-2", 2)
@@ -40,7 +40,7 @@ def pairs(text: bytes, n: int) -> tuple[Array, Array] | None:
 
 
 def _plain(text: bytes, marks: bytes, n: int) -> tuple[Array, Array] | None:
-    """Where values are digits with at most a point among them and a minus before; four times as fast."""
+    """Parse values that are digits with at most a point and a minus sign, four times as fast; None: others occur."""
     minus, points = marks.count(b"-"), marks.count(b".")
     if text.count(b":-") != minus or len(marks) != 2 * n - 1 + minus + points:
         return None
@@ -51,16 +51,16 @@ def _plain(text: bytes, marks: bytes, n: int) -> tuple[Array, Array] | None:
     end = np.flatnonzero((code == ord(":")) | (code == ord(" ")))
     length = np.diff(end, prepend=-1) - 1
     longest = int(length.max())
-    if longest > _LONGEST or length.min() == 0:
+    if longest > _MAX_DIGITS or length.min() == 0:
         return None
     code = np.frombuffer(b"0" * longest + whole, dtype=np.uint8)
     last = np.lib.stride_tricks.sliding_window_view(code, longest)
     exact = np.float64 if longest <= 15 else np.int64
     powers = exact(10) ** np.arange(longest - 1, -1, -1)
     number = np.empty(2 * n)
-    for begin in range(0, 2 * n, _AT_ONCE):
-        # The last digits of each number, and zeros for what stands before its first.
-        part = slice(begin, begin + _AT_ONCE)
+    for begin in range(0, 2 * n, _CHUNK_NUMBERS):
+        # The last digits of each number, with zeros before its first.
+        part = slice(begin, begin + _CHUNK_NUMBERS)
         digit = last[end[part]] - ord("0")
         digit *= np.arange(longest) >= longest - length[part, None]
         number[part] = digit.astype(exact) @ powers

@@ -10,7 +10,7 @@ from manyclass.data._cells import Cells, Values
 from manyclass.data.files import one_line, reading
 from manyclass.errors import UserError
 
-_ROWS = 4096  # of one batch
+_BATCH_ROWS = 4096
 
 
 class ParquetTable:
@@ -18,10 +18,10 @@ class ParquetTable:
 
     Args:
         path: the file.
-        name: what the user knows the path as, for errors.
+        name: the user's name for the file, for errors.
 
     Raises:
-        UserError: pyarrow is not installed, or the file cannot be read; while it is read: it is broken further on.
+        UserError: pyarrow is not installed, or the file cannot be read. `cells` raises it where the file is broken.
     """
 
     unit = "row"
@@ -41,13 +41,14 @@ class ParquetTable:
         with self._opened() as file:
             schema = self._guarded(lambda: file.schema_arrow)
             self.columns: tuple[str, ...] = self._guarded(lambda: tuple(schema.names))
-            self.kinds = {column: _kind(schema.field(i).type) for i, column in enumerate(self.columns)}
+            self.types = {column: _column_type(schema.field(i).type) for i, column in enumerate(self.columns)}
 
-    def batches(self, columns: Sequence[str], *, label: str | None = None) -> Iterator[Cells]:
+    def cells(self, columns: Sequence[str], *, label: str | None = None) -> Iterator[Cells]:
+        """Yield all rows, a few thousand at a time; see `TableFile`."""
         wanted = [column for column in self.columns if column in columns or column == label]
         with self._opened() as file:
             total = max(1, self._guarded(lambda: file.metadata.num_rows))
-            stream = iter(self._guarded(lambda: file.iter_batches(batch_size=_ROWS, columns=wanted)))
+            stream = iter(self._guarded(lambda: file.iter_batches(batch_size=_BATCH_ROWS, columns=wanted)))
             done = 0
             while (batch := self._guarded(lambda: next(stream, None))) is not None:
                 cells = self._guarded(lambda batch=batch: self._values(batch, label))
@@ -59,7 +60,7 @@ class ParquetTable:
         batch.validate(full=True)
         names = batch.schema.names
         return {
-            name: _labels(batch.column(i)) if name == label else _values(batch.column(i), self.kinds[name])
+            name: _labels(batch.column(i)) if name == label else _values(batch.column(i), self.types[name])
             for i, name in enumerate(names)
         }
 
@@ -69,10 +70,10 @@ class ParquetTable:
         return self._guarded(lambda: pyarrow.parquet.ParquetFile(self.path, page_checksum_verification=True))
 
     def _guarded(self, read: Any) -> Any:
-        """What `read` gives.
+        """Return the result of `read`.
 
         Raises:
-            UserError: the file is broken where it read.
+            UserError: the file is broken where `read` reads it.
         """
         import pyarrow
 
@@ -84,12 +85,12 @@ class ParquetTable:
             raise UserError(f"`{self._name}` must be Parquet, got {self.path}: {reason}") from None
 
 
-def _kind(type_: Any) -> str:
-    """What a column is: "number", "text", or what pyarrow calls it where it makes no features."""
+def _column_type(type_: Any) -> str:
+    """Return "number", "text", or pyarrow's name of a type that makes no features."""
     from pyarrow import types
 
     if types.is_dictionary(type_):
-        return _kind(type_.value_type)
+        return _column_type(type_.value_type)
     if types.is_string(type_) or types.is_large_string(type_) or types.is_string_view(type_):
         return "text"
     numbers = (types.is_integer, types.is_floating, types.is_boolean, types.is_decimal, types.is_temporal)
@@ -100,18 +101,18 @@ def _labels(column: Any) -> list[str]:
     return ["" if label is None else str(label) for label in column.to_pylist()]
 
 
-def _values(column: Any, kind: str) -> Values:
+def _values(column: Any, column_type: str) -> Values:
     import pyarrow
     from pyarrow import types
 
     if types.is_dictionary(column.type):
         column = column.dictionary_decode()
-    if kind == "null":
+    if column_type == "null":
         return [""] * len(column)
-    if kind == "text":
+    if column_type == "text":
         return [text or "" for text in column.to_pylist()]
     if types.is_temporal(column.type):
-        # Counted in units of its own, days or fractions of a second, which standardising takes away.
+        # A count of days or fractions of a second: standardising removes the unit.
         column = column.cast(pyarrow.int32() if column.type.bit_width == 32 else pyarrow.int64())
     values = column.cast(pyarrow.float64(), safe=False).to_numpy(zero_copy_only=False)
     return np.asarray(values, dtype=np.float64)

@@ -1,4 +1,7 @@
-"""Rows in NumPy's files: .npy, and .npz with a matrix, dense or as SciPy stores sparse ones."""
+"""Rows in NumPy's files: .npy, and .npz with a matrix, dense or as SciPy saves sparse ones.
+
+Sparse rows are read here and not by `scipy.sparse.load_npz`, which loads the whole matrix.
+"""
 
 import zipfile
 from collections.abc import Iterator, Sequence
@@ -8,46 +11,46 @@ from typing import Any, NoReturn, Protocol
 
 import numpy as np
 
-from manyclass.data._npy import Array, ArrayFile, member, opened, single
-from manyclass.data.chunks import Chunk, as_schema, same_kind, width_fault
+from manyclass.data._npy import Array, ArrayFile, open_archive, open_member, open_npy
+from manyclass.data.chunks import Chunk, as_schema, check_format, width_fault
 from manyclass.data.files import reading, shown
-from manyclass.data.names import LABEL_LIMIT, label_fault
+from manyclass.data.names import MAX_LABEL_CHARACTERS, label_fault
 from manyclass.data.schema import MAX_FEATURES, Schema
 from manyclass.errors import UserError
 
-_ROWS = 8192  # of a chunk, at most
-_BYTES = 1 << 24  # of a chunk, about
-_ROW_LIMIT = 64 << 20  # bytes of a dense row
-_LABELS = "labels"  # what the user knows the file of labels as
-_SPARSE = ("data", "indices", "indptr", "shape", "format")
+_CHUNK_ROWS = 8192  # at most
+_CHUNK_BYTES = 1 << 24  # about
+_MAX_ROW_BYTES = 64 << 20  # of a dense row
+_LABELS = "labels"  # the user's name for the file of labels
+_SPARSE_ARRAYS = ("data", "indices", "indptr", "shape", "format")
 
 
 class _Matrix(Protocol):
-    """A matrix [N, F] that gives its rows from first to last."""
+    """A matrix [N, F] whose rows are read from first to last."""
 
     sparse: bool
     shape: tuple[int, int]
 
     def read(self, number: int) -> Any: ...
 
-    def rows_at_once(self) -> int: ...
+    def chunk_rows(self) -> int: ...
 
 
 class ArrayReader:
     """Rows of a .npy file, or of a .npz archive with arrays `X` and `y`.
 
-    The archive may have, instead of `X`, what `scipy.sparse.save_npz` writes for a CSR matrix.
+    The archive may have, instead of `X`, the arrays that `scipy.sparse.save_npz` writes for a CSR matrix.
 
     Args:
         path: the file.
-        archive: whether it is .npz.
+        archive: True for .npz.
         labels: a .npy file of ints or strings [N]. None: `y` of the archive; without one there are no labels.
-        schema: of the rows that a model was trained on. None: these are those.
-        name: what the user knows the path as, for errors.
+        schema: of a trained model. None: a new one for these rows.
+        name: the user's name for the file, for errors.
 
     Raises:
-        UserError: a file cannot be read, is no array of numbers [N, F], or labels are not as many as rows; while it
-            is read: a value that is not finite, an index or a label that cannot be.
+        UserError: a file cannot be read or is no array of numbers [N, F], or the numbers of labels and rows differ.
+            `chunks` raises it for a value that is not finite, and for an impossible index or label.
     """
 
     def __init__(
@@ -65,22 +68,25 @@ class ArrayReader:
             self.size = path.stat().st_size
             self._schema = Schema(self._format, matrix.shape[1], sparse=matrix.sparse)
             self._labelled = y is not None
-        same_kind(self._format, schema, path, name)
+        check_format(self._format, schema, path, name)
         if fault := width_fault(self._schema.num_features, schema):
             self._fail(fault)
 
     @property
     def schema(self) -> Schema:
+        """The description of the features."""
         return self._schema if self._given is None else self._given
 
     @property
     def labelled(self) -> bool:
+        """True if there are labels."""
         return self._labelled
 
     def chunks(self) -> Iterator[Chunk]:
+        """Yield all rows, in chunks of at most a few thousand."""
         with self._opened() as (matrix, y):
             total, begin = matrix.shape[0], 0
-            number = matrix.rows_at_once()
+            number = matrix.chunk_rows()
             while begin < total:
                 features = matrix.read(number)
                 names = None if y is None else self._names(y.read(number), begin)
@@ -90,22 +96,22 @@ class ArrayReader:
 
     @contextmanager
     def _opened(self) -> Iterator[tuple[_Matrix, ArrayFile | None]]:
-        """The matrix and the labels, both at their first row."""
+        """Open the matrix and the labels, both at their first row."""
         with reading(self.path, self._name), ExitStack() as stack:
-            file = stack.enter_context(self.path.open("rb"))
             matrix: _Matrix
             y = None
             if self._format == "npy":
-                matrix = _Dense(single(self.path, file, self._name), self)
+                matrix = _Dense(open_npy(self.path, self._name), self)
             else:
-                archive = stack.enter_context(opened(self.path, file, self._name))
+                file = stack.enter_context(self.path.open("rb"))
+                archive = stack.enter_context(open_archive(self.path, file, self._name))
                 keys = [key.removesuffix(".npy") for key in archive.namelist()]
                 matrix = self._of_archive(archive, keys)
                 if "y" in keys:
-                    y = member(archive, "y", self.path, self._name)
+                    y = open_member(archive, "y", self.path, self._name)
             if self._labels is not None:
                 with reading(self._labels, _LABELS):
-                    y = single(self._labels, stack.enter_context(self._labels.open("rb")), _LABELS)
+                    y = open_npy(self._labels, _LABELS)
             if not matrix.shape[0]:
                 self._fail("must hold rows, got none")
             if y is not None:
@@ -116,11 +122,11 @@ class ArrayReader:
         if len(set(keys)) < len(keys):
             self._fail("must have arrays of different names, got one twice")
         if "X" in keys:
-            return _Dense(member(archive, "X", self.path, self._name), self)
-        if not set(_SPARSE) <= set(keys):
+            return _Dense(open_member(archive, "X", self.path, self._name), self)
+        if not set(_SPARSE_ARRAYS) <= set(keys):
             got = shown(", ".join(sorted(keys)))
-            self._fail(f"must have an array X, or those of a sparse matrix ({', '.join(_SPARSE)}), got {got}")
-        return _Sparse({key: member(archive, key, self.path, self._name) for key in _SPARSE}, self)
+            self._fail(f"must have an array X, or those of a sparse matrix ({', '.join(_SPARSE_ARRAYS)}), got {got}")
+        return _Sparse({key: open_member(archive, key, self.path, self._name) for key in _SPARSE_ARRAYS}, self)
 
     def _check_labels(self, y: ArrayFile, rows: int) -> None:
         what, where = ("`y`", self.path) if self._labels is None else (f"`{_LABELS}`", self._labels)
@@ -129,8 +135,10 @@ class ArrayReader:
         if y.shape != (rows,):
             raise UserError(f"{what} must have a label for each of {rows:,} rows, got shape {list(y.shape)} in {where}")
         characters = y.dtype.itemsize // {"U": 4}.get(y.dtype.kind, 1)
-        if y.dtype.kind in "US" and characters > LABEL_LIMIT * (1 if y.dtype.kind == "U" else 4):
-            raise UserError(f"{what} must have labels of at most {LABEL_LIMIT:,} characters, got {y.dtype} in {where}")
+        if y.dtype.kind in "US" and characters > MAX_LABEL_CHARACTERS * (1 if y.dtype.kind == "U" else 4):
+            raise UserError(
+                f"{what} must have labels of at most {MAX_LABEL_CHARACTERS:,} characters, got {y.dtype} in {where}"
+            )
 
     def _names(self, y: Array, begin: int) -> list[tuple[str, ...]]:
         where = self.path if self._labels is None else self._labels
@@ -170,19 +178,19 @@ class _Dense:
         if array.dtype.kind not in "fiub":
             reader._fail(f"must hold numbers, got {array.dtype}")
         self._array, self.shape = array, (array.shape[0], array.shape[1])
-        if self._row() > _ROW_LIMIT:
-            reader._fail(f"must have dense rows of at most {_ROW_LIMIT >> 20} MiB, got {self.shape[1]:,} features")
+        if self._row_bytes() > _MAX_ROW_BYTES:
+            reader._fail(f"must have dense rows of at most {_MAX_ROW_BYTES >> 20} MiB, got {self.shape[1]:,} features")
 
-    def _row(self) -> int:
-        return self.shape[1] * max(4, self._array.dtype.itemsize)
+    def _row_bytes(self) -> int:
+        return self.shape[1] * max(4, int(self._array.dtype.itemsize))
 
-    def rows_at_once(self) -> int:
-        return max(1, min(_ROWS, _BYTES // self._row()))
+    def chunk_rows(self) -> int:
+        return max(1, min(_CHUNK_ROWS, _CHUNK_BYTES // self._row_bytes()))
 
     def read(self, number: int) -> Array:
         with np.errstate(over="ignore", invalid="ignore"):
             rows = np.array(self._array.read(number), dtype=np.float32)
-        self._array.drop()
+        self._array.free_pages()
         return rows
 
 
@@ -192,8 +200,8 @@ class _Sparse:
     def __init__(self, arrays: dict[str, ArrayFile], reader: ArrayReader) -> None:
         self._reader = reader
         self._values, self._columns, self._starts = (arrays[key] for key in ("data", "indices", "indptr"))
-        kind = arrays["format"].whole() if len(arrays["format"].shape) == 0 else np.array("?")
-        form = kind.item().decode("ascii", "replace") if kind.dtype.kind == "S" else str(kind)
+        layout = arrays["format"].whole() if len(arrays["format"].shape) == 0 else np.array("?")
+        form = layout.item().decode("ascii", "replace") if layout.dtype.kind == "S" else str(layout)
         if form != "csr":
             reader._fail(f"must hold a sparse matrix as CSR, got {form!r}")
         shape = arrays["shape"]
@@ -213,9 +221,9 @@ class _Sparse:
         if self._end:
             reader._fail(f"must have sparse rows that start at 0, got {self._end}")
 
-    def rows_at_once(self) -> int:
+    def chunk_rows(self) -> int:
         entries = max(1, len(self._values) // self.shape[0])
-        return max(1, min(_ROWS, _BYTES // (8 * entries)))
+        return max(1, min(_CHUNK_ROWS, _CHUNK_BYTES // (8 * entries)))
 
     def read(self, number: int) -> Any:
         from scipy.sparse import csr_array

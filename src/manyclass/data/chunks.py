@@ -1,4 +1,4 @@
-"""Rows as they leave a file, whatever its format."""
+"""Rows of a file in any format, a chunk at a time."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from manyclass.data.schema import TABLES, Schema
+from manyclass.data.schema import TABLE_FORMATS, Schema
 from manyclass.errors import UserError
 
 if TYPE_CHECKING:
@@ -19,8 +19,8 @@ class Chunk:
     """Some rows, in the file's order.
 
     Args:
-        features: float32 [n, F], dense or CSR; F may grow from one chunk to the next where it is not known before.
-        labels: of each row, as the file has them. None: the file has none.
+        features: float32 [n, F], dense or CSR; F may grow from one chunk to the next until all rows are read.
+        labels: of each row, as in the file. None: the file has no labels.
         done: bytes of the file read so far.
     """
 
@@ -33,33 +33,35 @@ class Chunk:
 
 
 class Reader(Protocol):
-    """A file of rows that can be read as often as wanted.
+    """A file of rows that can be read any number of times.
 
     Attributes:
         path: of the file.
         size: of the file, in bytes.
-        schema: how features are made. F may be 0 before all rows were read once.
-        labelled: whether the file has labels.
     """
 
     path: Path
     size: int
 
     @property
-    def schema(self) -> Schema: ...
+    def schema(self) -> Schema:
+        """The description of the features. F may be 0 before all rows were read once."""
+        ...
 
     @property
-    def labelled(self) -> bool: ...
+    def labelled(self) -> bool:
+        """True if the file has labels."""
+        ...
 
     def chunks(self) -> Iterator[Chunk]:
-        """All rows, in chunks of a few thousand."""
+        """Yield all rows, in chunks of a few thousand."""
         ...
 
 
 def as_schema(
     features: "np.ndarray[Any, Any] | csr_array", schema: Schema | None
 ) -> "np.ndarray[Any, Any] | csr_array":
-    """Dense rows as sparse ones, or the other way round, where those of the schema are."""
+    """Convert rows to sparse or dense, as the schema says; without a schema they stay as they are."""
     from scipy.sparse import csr_array
 
     if schema is None:
@@ -69,15 +71,15 @@ def as_schema(
     return features if schema.sparse else features.toarray()
 
 
-def same_kind(format: str, schema: Schema | None, path: Path, name: str) -> None:
-    """Raise where a table was learned from and this is none, or the other way round."""
-    if schema is not None and schema.table != (format in TABLES):
-        wanted = "a table (CSV, TSV or Parquet)" if schema.table else "rows of numbers (svmlight, .npz or .npy)"
+def check_format(format: str, schema: Schema | None, path: Path, name: str) -> None:
+    """Raise UserError if only one of this file and the training data is a table."""
+    if schema is not None and schema.is_table != (format in TABLE_FORMATS):
+        wanted = "a table (CSV, TSV or Parquet)" if schema.is_table else "rows of numbers (svmlight, .npz or .npy)"
         raise UserError(f"`{name}` must be {wanted}, as the model's was ({schema.format}), got {format}: {path}")
 
 
 def width_fault(num_features: int, schema: Schema | None) -> str | None:
-    """What is wrong with F, as the second half of a sentence; None: nothing."""
+    """Return the fault of F as the second half of a sentence; None: it is right."""
     if schema is None or schema.num_features in (0, num_features):
         return None
     return f"must have {schema.num_features:,} features, as the model has, got {num_features:,}"

@@ -1,4 +1,4 @@
-"""Text files, compressed or not, in pieces of bounded size."""
+"""Text files, compressed or not, read in bounded memory."""
 
 import bz2
 import errno
@@ -16,14 +16,14 @@ from typing import IO, Any, cast
 
 from manyclass.errors import UserError
 
-Watch = Callable[[int, int], None]  # told how many bytes of a file are read, and of how many
+ReadProgress = Callable[[int, int], None]  # called with the bytes of a file read so far and in total
 
 STANDARD_INPUT = Path("-")
-PACKED = (".gz", ".xz", ".bz2")
-LINE_LIMIT = 64 << 20  # bytes: a file without line ends must not fill the memory
-_SIZE = 1 << 20
-_SHOWN = 60
-_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+COMPRESSED = (".gz", ".xz", ".bz2")
+_MAX_LINE_BYTES = 64 << 20  # so that a file without line ends does not fill the memory
+_READ_BYTES = 1 << 20
+_SHOWN_CHARACTERS = 60
+_DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _BOM = b"\xef\xbb\xbf"
 _OPENERS: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
 
@@ -33,9 +33,9 @@ class Block:
     """Whole lines of a text file.
 
     Args:
-        data: UTF-8; each line ends in a line feed, whatever it ended in before.
+        data: UTF-8; each line ends in a line feed, whatever it ends in on disk.
         first: the number of its first line, from 1.
-        done: bytes of the file read so far, as they lie on the disk.
+        done: bytes read so far, as on disk.
     """
 
     data: bytes
@@ -43,27 +43,27 @@ class Block:
     done: int
 
 
-def lines(path: Path, *, name: str = "data", watch: Watch | None = None) -> Iterator[str]:
-    """The lines of a UTF-8 file without their ends; .gz, .xz and .bz2 are read as what they hold.
+def lines(path: Path, *, name: str = "data", progress: ReadProgress | None = None) -> Iterator[str]:
+    """Yield the lines of a UTF-8 file without their ends; .gz, .xz and .bz2 are decompressed.
 
     Args:
-        path: the file. Its lines end in a line feed, a carriage return or both, one so and the next so.
-        name: what the user knows it as, for errors.
-        watch: told how far it is.
+        path: the file. Each line ends in a line feed, a carriage return or both.
+        name: the user's name for the file, for errors.
+        progress: called with the bytes read and the bytes in total.
 
     Raises:
-        UserError: it cannot be read, holds something else than UTF-8, or a NUL byte, or a line above 64 MiB.
+        UserError: the file cannot be read, is no UTF-8, or has a NUL byte or a line above 64 MiB.
     """
     for block in blocks(path, name=name):
         yield from block.data.decode().split("\n")[:-1]
-        if watch is not None:
-            watch(block.done, path.stat().st_size)
+        if progress is not None:
+            progress(block.done, path.stat().st_size)
 
 
 def line_batches(path: Path, size: int, *, name: str = "data") -> Iterator[list[tuple[int, str]]]:
-    """The lines of a UTF-8 file and their numbers, from 1, at most so many at a time; see `lines`.
+    """Yield the lines of a UTF-8 file and their numbers, from 1, at most `size` at a time; see `lines`.
 
-    It is read once, so it may be the standard input, `-`: lines that have come do not wait for others.
+    The file is read once, so it may be the standard input, `-`, whose lines are yielded as they arrive.
     """
     pieces = _of_standard_input() if path == STANDARD_INPUT else _of_file(path, name)
     for block in _checked(pieces, path, name):
@@ -73,7 +73,7 @@ def line_batches(path: Path, size: int, *, name: str = "data") -> Iterator[list[
 
 
 def blocks(path: Path, *, name: str = "data") -> Iterator[Block]:
-    """The lines of a UTF-8 file, about a mebibyte of them at a time; see `lines`."""
+    """Yield the lines of a UTF-8 file, about a mebibyte at a time; see `lines`."""
     yield from _checked(_of_file(path, name), path, name)
 
 
@@ -94,10 +94,10 @@ def _checked(pieces: Iterator[tuple[bytes, int]], path: Path, name: str) -> Iter
 
 @contextmanager
 def reading(path: Path, name: str) -> Iterator[None]:
-    """Turns what goes wrong while a file is read into what its owner can mend.
+    """Turn errors while a file is read into a UserError that names the file.
 
     Raises:
-        UserError: it is a folder or a pipe, may not be read, or holds something else than its ending says.
+        UserError: the file is a folder or a pipe, may not be read, or is not of the format its ending says.
     """
     try:
         mode = _mode(path)
@@ -110,14 +110,14 @@ def reading(path: Path, name: str) -> Iterator[None]:
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
         raise UserError(f"`{name}` must be a file that can be read, got {path}: {one_line(reason)}") from None
     except MemoryError:
-        raise UserError(f"`{name}` must be a file that can be read, got {path}: it asks for too much memory") from None
+        raise UserError(f"`{name}` must be a file that can be read, got {path}: it needs too much memory") from None
 
 
-def beginning(folder: Path, stem: str, *, name: str = "data") -> Path | None:
-    """The first file in a folder whose name is the stem, with any endings; None: there is none.
+def find_by_stem(folder: Path, stem: str, *, name: str = "data") -> Path | None:
+    """Return the first file in a folder with this stem and any endings; None: there is no such file.
 
     Raises:
-        UserError: the folder may not be looked into.
+        UserError: the folder may not be read.
     """
     try:
         return next((path for path in sorted(folder.iterdir()) if path.name.split(".")[0] == stem), None)
@@ -127,10 +127,10 @@ def beginning(folder: Path, stem: str, *, name: str = "data") -> Path | None:
 
 @contextmanager
 def writing(folder: Path, names: Sequence[str]) -> Iterator[None]:
-    """Makes a folder and leaves all files of these names in it, or none of them.
+    """Make a folder to write files of these names to; on an error, remove all of them.
 
     Raises:
-        UserError: its disk is full, or it may not be written to.
+        UserError: the disk is full, or the folder may not be written to.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -140,36 +140,36 @@ def writing(folder: Path, names: Sequence[str]) -> Iterator[None]:
         _remove(folder, names)
         if not isinstance(error, OSError):
             raise
-        if error.errno in _FULL:
+        if error.errno in _DISK_FULL:
             raise UserError(f"The disk of {folder} is full: free some of it, or choose another folder") from None
         reason = error.strerror or str(error)
         raise UserError(f"`folder` must be one that can be written to, got {folder}: {reason}") from None
 
 
 def shown(text: str) -> str:
-    """What a file holds, for an error: quoted, on one line, cut if it is long.
+    r"""Return text for an error: quoted, on one line, cut if it is long.
 
     Example:
-        >>> shown("a\\tb"), len(shown("a" * 1000))
-        ("'a\\\\tb'", 63)
+        >>> shown("a\tb"), len(shown("a" * 1000))
+        ("'a\\tb'", 63)
     """
-    return repr(text if len(text) <= _SHOWN else text[:_SHOWN] + "…")
+    return repr(text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + "…")
 
 
 def one_line(reason: Any) -> str:
-    """A library's message without its line ends."""
+    """Return a library's message without line ends."""
     return " ".join(str(reason).split())
 
 
-def kind(path: Path) -> str:
-    """The ending of a file, in small letters, without that of its compression.
+def format_ending(path: Path) -> str:
+    """Return the ending of a file in lower case, without that of its compression.
 
     Example:
-        >>> kind(Path("train.CSV.gz")), kind(Path("a.npy")), kind(Path("a"))
+        >>> format_ending(Path("train.CSV.gz")), format_ending(Path("a.npy")), format_ending(Path("a"))
         ('.csv', '.npy', '')
     """
     endings = [ending.lower() for ending in path.suffixes]
-    if endings and endings[-1] in PACKED:
+    if endings and endings[-1] in COMPRESSED:
         endings.pop()
     return endings[-1] if endings else ""
 
@@ -177,7 +177,7 @@ def kind(path: Path) -> str:
 def _mode(path: Path) -> int:
     try:
         return path.stat().st_mode
-    except ValueError as error:  # a name that no file can have
+    except ValueError as error:  # No file can have such a name.
         raise OSError(str(error)) from None
 
 
@@ -188,19 +188,19 @@ def _remove(folder: Path, names: Sequence[str]) -> None:
 
 
 def _of_file(path: Path, name: str) -> Iterator[tuple[bytes, int]]:
-    """Pieces of what a file holds, the first of them no shorter than a byte order mark, and how far it is read."""
-    with reading(path, name), path.open("rb") as raw, _unpacked(raw, path) as file:
-        while piece := file.read(_SIZE):
-            # A compressed file may yield less than was asked for.
+    """Yield parts of a file, the first at least as long as a byte order mark, and the bytes read so far."""
+    with reading(path, name), path.open("rb") as raw, _decompressed(raw, path) as file:
+        while piece := file.read(_READ_BYTES):
+            # A compressed file may return less than requested.
             while len(piece) < len(_BOM) and (more := file.read(len(_BOM) - len(piece))):
                 piece += more
             yield piece, raw.tell()
 
 
 def _of_standard_input() -> Iterator[tuple[bytes, int]]:
-    """The same of what has come by then."""
+    """Yield parts of the standard input as they arrive, and the bytes read so far."""
     file, done = cast("io.BufferedReader", sys.stdin.buffer), 0
-    while piece := file.read1(_SIZE):
+    while piece := file.read1(_READ_BYTES):
         if not done:
             while _BOM.startswith(piece) and len(piece) < len(_BOM) and (more := file.read1(len(_BOM) - len(piece))):
                 piece += more
@@ -210,12 +210,12 @@ def _of_standard_input() -> Iterator[tuple[bytes, int]]:
 
 def _whole_lines(pieces: Iterator[tuple[bytes, int]], path: Path, name: str) -> Iterator[Block]:
     first, done = 1, 0
-    rest: list[bytes] = []  # of a line whose end is still to come
-    held = b""  # a carriage return whose line feed may still come
-    begun = False
+    rest: list[bytes] = []  # parts of an unfinished line
+    held = b""  # a carriage return whose line feed may follow
+    started = False
     for piece, done in pieces:
-        if not begun:
-            piece, begun = piece.removeprefix(_BOM), True
+        if not started:
+            piece, started = piece.removeprefix(_BOM), True
         piece = held + piece
         held = b"\r" if piece.endswith(b"\r") else b""
         piece = _line_feeds(piece.removesuffix(b"\r"))
@@ -226,18 +226,18 @@ def _whole_lines(pieces: Iterator[tuple[bytes, int]], path: Path, name: str) -> 
             yield Block(data, first, done)
             first += data.count(b"\n")
         rest.append(piece[end:])
-        if sum(map(len, rest)) > LINE_LIMIT:
-            limit = f"at most {LINE_LIMIT >> 20} MiB"
+        if sum(map(len, rest)) > _MAX_LINE_BYTES:
+            limit = f"at most {_MAX_LINE_BYTES >> 20} MiB"
             raise UserError(f"`{name}` must have lines of {limit}, got a longer one, line {first} of {path}")
     last = b"".join(rest)
     if last or held:
         yield Block(last + b"\n", first, done)
 
 
-def _unpacked(raw: IO[bytes], path: Path) -> IO[bytes]:
+def _decompressed(raw: IO[bytes], path: Path) -> IO[bytes]:
     opener = _OPENERS.get(path.suffix.lower())
-    unpacked: IO[bytes] = raw if opener is None else opener(raw, "rb")
-    return unpacked
+    opened: IO[bytes] = raw if opener is None else opener(raw, "rb")
+    return opened
 
 
 def _line_feeds(data: bytes) -> bytes:

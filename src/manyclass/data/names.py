@@ -1,21 +1,21 @@
-"""Labels as text and as the ids of classes."""
+"""Labels as text and as class ids."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any, overload
 
 import numpy as np
 
-LABEL_LIMIT = 1000  # characters
+MAX_LABEL_CHARACTERS = 1000
 
 
 class Names:
-    """The names of classes, numbered as they first appear.
+    """Class names, numbered in order of first appearance.
 
     Args:
-        names: those of the first ids, none twice.
+        names: of the first ids.
 
     Raises:
-        ValueError: one is there twice.
+        ValueError: a name occurs twice.
 
     Example:
         >>> names = Names()
@@ -54,11 +54,11 @@ class Names:
         return f"Names({len(self)})"
 
     def ids(self, label: str) -> int | None:
-        """The id of a label. None: it has none."""
+        """Return the id of a label; None: it is unknown."""
         return self._ids.get(label)
 
     def add(self, label: str) -> int:
-        """The id of a label; one that is new gets the next."""
+        """Return the id of a label; a new label gets the next id."""
         i = self._ids.get(label)
         if i is None:
             i = self._ids[label] = len(self._names)
@@ -66,32 +66,32 @@ class Names:
         return i
 
     def number(self, labels: Iterable[str]) -> "np.ndarray[Any, Any]":
-        """The ids [L] of labels, int64; those that are new get the next ones."""
+        """Return the ids [L] of labels, int64; new labels get the next ids."""
         return np.fromiter(map(self.add, labels), dtype=np.int64)
 
     def ranked(self, count: "np.ndarray[Any, Any]") -> tuple["Names", "np.ndarray[Any, Any]"]:
-        """The same names from frequent to rare, by counts [C], and the new id [C] of each, int64.
+        """Return the same names from frequent to rare, by counts [C], and the new id [C] of each, int64.
 
-        By name where they are as frequent, so that ids follow from the data alone and not from its order.
+        Ties are ordered by name, so that ids do not depend on the order of the data.
 
         Example:
             >>> names, rank = Names(["b", "c", "a"]).ranked(np.array([1, 5, 1]))
             >>> list(names), rank.tolist()
             (['c', 'a', 'b'], [2, 0, 1])
         """
-        often = count.tolist()
-        order = sorted(range(len(self)), key=lambda i: (-often[i], self._names[i]))
+        counts = count.tolist()
+        order = sorted(range(len(self)), key=lambda i: (-counts[i], self._names[i]))
         rank = np.empty(len(self), dtype=np.int64)
         rank[order] = np.arange(len(self))
         return Names(self._names[i] for i in order), rank
 
     def find(self, labels: Iterable[str]) -> "np.ndarray[Any, Any]":
-        """The ids [L] of labels, int64; -1 for those that have none."""
+        """Return the ids [L] of labels, int64; -1 for unknown labels."""
         return np.array([self._ids.get(label, -1) for label in labels], dtype=np.int64)
 
 
 def label_fault(label: str) -> str | None:
-    """What is wrong with a label, as the second half of a sentence; None: nothing.
+    """Return the fault of a label as the second half of a sentence; None: it is valid.
 
     Example:
         >>> label_fault("cat"), label_fault("")
@@ -99,8 +99,8 @@ def label_fault(label: str) -> str | None:
     """
     if not label:
         return "must have a label in each row, got an empty one"
-    if len(label) > LABEL_LIMIT:
-        return f"must have labels of at most {LABEL_LIMIT:,} characters, got one of {len(label):,}"
+    if len(label) > MAX_LABEL_CHARACTERS:
+        return f"must have labels of at most {MAX_LABEL_CHARACTERS:,} characters, got one of {len(label):,}"
     if not label.isascii() and any("\ud800" <= character <= "\udfff" for character in label):
         return f"must have labels of Unicode characters, got {label!r}"
     if "\0" in label:

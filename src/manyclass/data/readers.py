@@ -1,11 +1,11 @@
-"""Files of rows, whatever their format."""
+"""Opening files of rows in all formats."""
 
 from pathlib import Path
 
 from manyclass.data.arrays import ArrayReader
 from manyclass.data.chunks import Reader
-from manyclass.data.files import PACKED, Watch, kind
-from manyclass.data.schema import FORMATS, TABLES, Schema
+from manyclass.data.files import COMPRESSED, ReadProgress, format_ending
+from manyclass.data.schema import FORMATS, TABLE_FORMATS, Schema
 from manyclass.data.svmlight import SvmlightReader
 from manyclass.data.tables import WIDTH, TableReader
 from manyclass.errors import UserError
@@ -35,54 +35,54 @@ def open_rows(
     schema: Schema | None = None,
     labelled: bool = True,
     name: str = "data",
-    watch: Watch | None = None,
+    progress: ReadProgress | None = None,
 ) -> Reader:
-    """A file of rows.
+    r"""Open a file of rows.
 
     Args:
         path: the file.
-        format: svmlight, csv, tsv, parquet, npz or npy. None: what its ending says.
+        format: svmlight, csv, tsv, parquet, npz or npy. None: by its ending.
         label: of tables: the column that holds the labels.
         labels: of .npy and .npz: a .npy file with the label of each row.
-        zero_based: of svmlight: whether features count from 0. None: see `SvmlightReader`.
-        width: of tables with text: how many features words are hashed into.
-        schema: of the rows that a model was trained on: features are made as there, and their format is that of files
-            whose ending says nothing. None: as fits these rows.
-        labelled: of tables, with a schema: whether labels are read.
-        name: what the user knows the path as, for errors.
-        watch: told how far a first reading is, where there must be one, in bytes: done, of how many.
+        zero_based: of svmlight: True if features count from 0. None: see `SvmlightReader`.
+        width: of tables with text: the number of features that words are hashed into.
+        schema: of a trained model: features are made in the same way, and a file with an unknown ending has the same
+            format. None: a new schema for these rows.
+        labelled: of tables, with a schema: True to read labels.
+        name: the user's name for the file, for errors.
+        progress: called with the bytes read and in total by a first pass, in formats that need one.
 
     Raises:
-        UserError: the file cannot be read as that; an option is for another format.
+        UserError: the file cannot be read in this format, or an option is for another format.
 
     Example:
         >>> import tempfile
         >>> path = Path(tempfile.mkdtemp()) / "animals.csv"
-        >>> _ = path.write_text("legs,says,label\\n4,meow,cat\\n2,moo moo,cow\\n")
+        >>> _ = path.write_text("legs,says,label\n4,meow,cat\n2,moo moo,cow\n")
         >>> reader = open_rows(path)
-        >>> [column.kind for column in reader.schema.columns], reader.schema.num_features
+        >>> [column.type for column in reader.schema.columns], reader.schema.num_features
         (['number', 'text'], 262145)
         >>> next(reader.chunks()).labels
         [('cat',), ('cow',)]
     """
-    found = format or ENDINGS.get(kind(path)) or (None if schema is None else schema.format)
+    found = format or ENDINGS.get(format_ending(path)) or (None if schema is None else schema.format)
     if found not in FORMATS:
         what = f"ends in one of {', '.join(ENDINGS)}" if format is None else f"is one of {', '.join(FORMATS)}"
         got = f"{path}; `format` says what it is" if format is None else repr(format)
         raise UserError(f"`{name if format is None else 'format'}` must be of a format that {what}, got {got}")
-    if found in _BINARY and path.suffix.lower() in PACKED:
+    if found in _BINARY and path.suffix.lower() in COMPRESSED:
         raise UserError(f"`{name}` must not be compressed once more: unpack {path}")
     for option, given, formats in (
-        ("label", label, TABLES),
+        ("label", label, TABLE_FORMATS),
         ("labels", labels, ("npy", "npz")),
         ("zero_based", zero_based, ("svmlight",)),
     ):
         if given is not None and found not in formats:
             raise UserError(f"`{option}` must be left out but for {', '.join(formats)}, got {given} for {path}")
     if found == "svmlight":
-        return SvmlightReader(path, zero_based=zero_based, schema=schema, name=name, watch=watch)
-    if found in TABLES:
+        return SvmlightReader(path, zero_based=zero_based, schema=schema, name=name, progress=progress)
+    if found in TABLE_FORMATS:
         return TableReader(
-            path, format=found, label=label, width=width, schema=schema, labelled=labelled, name=name, watch=watch
+            path, format=found, label=label, width=width, schema=schema, labelled=labelled, name=name, progress=progress
         )
     return ArrayReader(path, archive=found == "npz", labels=labels, schema=schema, name=name)

@@ -1,4 +1,4 @@
-"""Examples as rows of features, each with its labels, and batches of them."""
+"""Rows of features with their labels, and training batches of them."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,8 +13,8 @@ from manyclass import _check
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
 
-_BLOCK = 1024  # examples that lie together on a disk
-_WINDOW = 1 << 22  # examples that are shuffled together
+_BLOCK_EXAMPLES = 1024  # contiguous on disk
+_SHUFFLE_EXAMPLES = 1 << 22  # shuffled in memory together
 
 Inputs = Tensor | dict[str, Tensor]
 
@@ -25,11 +25,11 @@ class Rows:
 
     Args:
         features: float32 [N, F], dense, or CSR.
-        labels: int64 [L], the class ids of all examples, one after the other.
-        starts: int64 [N + 1], where the labels of each begin. None: each has one.
+        labels: int64 [L], the class ids of all examples, concatenated.
+        starts: int64 [N + 1], the position of each example's first label. None: each has one label.
 
     Raises:
-        ValueError: labels or starts are not as many as rows.
+        ValueError: the number of labels or starts does not match the number of rows.
 
     Example:
         >>> rows = Rows(np.eye(3, dtype=np.float32), np.array([0, 1, 1, 2]), np.array([0, 1, 3, 4]))
@@ -52,17 +52,19 @@ class Rows:
 
     @property
     def num_features(self) -> int:
+        """F."""
         return int(self.features.shape[1])
 
     @property
     def sparse(self) -> bool:
+        """True if features are CSR."""
         return not isinstance(self.features, np.ndarray)
 
     def inputs(self, rows: "np.ndarray[Any, Any]") -> Inputs:
-        """What an encoder takes: a matrix [B, F]; of sparse rows their columns and values, and where each begins."""
+        """Return an encoder's input: a matrix [B, F]; for sparse rows a dict of columns, values, and starts of rows."""
         if isinstance(self.features, np.ndarray):
             return as_inputs(self.features[rows])
-        # By hand: SciPy's own indexing copies all columns of a memory map whose starts are longer numbers.
+        # By hand: SciPy's indexing copies all columns of a memory map whose starts have a wider dtype.
         start = self.features.indptr
         begin = start[rows].astype(np.int64)
         number = start[rows + 1] - begin
@@ -75,9 +77,9 @@ class Rows:
 
 
 def as_inputs(features: "np.ndarray[Any, Any] | csr_array") -> Inputs:
-    """Rows [B, F] as what an encoder takes, see `Rows.inputs`."""
+    """Convert rows [B, F] to an encoder's input, see `Rows.inputs`."""
     if isinstance(features, np.ndarray):
-        # Torch takes no arrays that must not be written to, as memory maps are.
+        # Torch takes no read-only arrays, as memory maps are.
         return torch.from_numpy(np.require(features, np.float32, ["C", "W"]))
     return {
         "columns": torch.from_numpy(features.indices.astype(np.int64)),
@@ -87,15 +89,15 @@ def as_inputs(features: "np.ndarray[Any, Any] | csr_array") -> Inputs:
 
 
 def class_counts(labels: "np.ndarray[Any, Any]", num_classes: int) -> "np.ndarray[Any, Any]":
-    """How often each class occurs [C], int64; a memory map is read a part at a time.
+    """Count the examples of each class [C], int64, in bounded memory.
 
     Example:
         >>> class_counts(np.array([2, 0, 2]), 4)
         array([1, 0, 2, 0])
     """
     counts: np.ndarray[Any, Any] = np.zeros(num_classes, dtype=np.int64)
-    for begin in range(0, len(labels), _WINDOW):
-        part = labels[begin : begin + _WINDOW]
+    for begin in range(0, len(labels), _SHUFFLE_EXAMPLES):
+        part = labels[begin : begin + _SHUFFLE_EXAMPLES]
         if part.min() < 0 or part.max() >= num_classes:
             bad = int(np.flatnonzero((part < 0) | (part >= num_classes))[0])
             raise ValueError(f"`labels` must lie in [0, {num_classes}), got {part[bad]} at position {begin + bad}")
@@ -104,26 +106,26 @@ def class_counts(labels: "np.ndarray[Any, Any]", num_classes: int) -> "np.ndarra
 
 
 def runs(begin: "np.ndarray[Any, Any]", number: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
-    """The places begin, begin + 1, … of each run, one run after the other."""
+    """Return the positions begin, begin + 1, … of each run, concatenated."""
     place: np.ndarray[Any, Any] = np.repeat(begin - (np.cumsum(number) - number), number)
     return place + np.arange(len(place))
 
 
 class RowBatches:
-    """Batches `(inputs, target, extras)` of rows, as `Training` takes them, each epoch in an order of its own.
+    """Batches `(inputs, target, extras)` of rows for `Training`, each epoch in a different order.
 
-    An example of several labels is as many examples of one label, of weight 1 together, and none of its labels is a
-    negative of another. One without labels is left out.
+    A row of n labels gives n examples of weight 1/n, and excludes its other labels as negatives of each. A row without
+    labels gives none.
 
     Args:
-        rows: all examples.
+        rows: all rows.
         size: of a batch.
         seed: of the orders. None: the order of the rows.
-        chosen: int64, ascending: the rows to take. None: all.
+        chosen: int64, ascending: the rows to use. None: all.
         weight: float32 [N], of each row. None: 1.
 
     Raises:
-        ValueError: a size below 1.
+        ValueError: `size` is below 1.
 
     Example:
         >>> rows = Rows(np.eye(3, dtype=np.float32), np.array([0, 1, 2, 0]), np.array([0, 1, 3, 4]))
@@ -155,10 +157,11 @@ class RowBatches:
 
     @property
     def targets(self) -> "np.ndarray[Any, Any]":
-        """int64: the class of each example."""
+        """The class of each example, int64."""
         return np.asarray(self._rows.labels[self._place], dtype=np.int64)
 
     def set_epoch(self, epoch: int) -> None:
+        """Choose the order of this epoch."""
         self._epoch = epoch
 
     def __len__(self) -> int:
@@ -170,21 +173,21 @@ class RowBatches:
                 yield self._batch(part[begin : begin + self._size])
 
     def _orders(self) -> Iterator["np.ndarray[Any, Any]"]:
-        """The examples in the order of this epoch, in parts that are whole batches but for the last."""
+        """Yield the examples in the order of this epoch, in parts of whole batches except the last."""
         n = len(self._row)
         if self._seed is None:
             yield np.arange(n)
             return
         generator = np.random.default_rng([self._seed, self._epoch])
-        if n <= _WINDOW:
+        if n <= _SHUFFLE_EXAMPLES:
             yield generator.permutation(n)
             return
-        # Blocks in any order, and examples in any order within as many as memory holds: a disk is read in long runs.
-        blocks = generator.permutation(-(-n // _BLOCK))
+        # Shuffle blocks, then examples within the blocks that memory holds: the disk is read in long runs.
+        blocks = generator.permutation(-(-n // _BLOCK_EXAMPLES))
         held = np.empty(0, dtype=np.int64)
-        for first in range(0, len(blocks), _WINDOW // _BLOCK):
-            starts = blocks[first : first + _WINDOW // _BLOCK, None] * _BLOCK
-            fresh = (starts + np.arange(_BLOCK)).ravel()
+        for first in range(0, len(blocks), _SHUFFLE_EXAMPLES // _BLOCK_EXAMPLES):
+            starts = blocks[first : first + _SHUFFLE_EXAMPLES // _BLOCK_EXAMPLES, None] * _BLOCK_EXAMPLES
+            fresh = (starts + np.arange(_BLOCK_EXAMPLES)).ravel()
             held = np.concatenate([held, generator.permutation(fresh[fresh < n])])
             whole = len(held) - len(held) % self._size
             yield held[:whole]
@@ -192,7 +195,7 @@ class RowBatches:
         yield held
 
     def _batch(self, examples: "np.ndarray[Any, Any]") -> tuple[Inputs, Tensor, dict[str, Tensor]]:
-        # Ascending, so that a disk is read forwards; what is in a batch matters, not where.
+        # Ascending, so that the disk is read forwards; the order within a batch does not matter.
         examples = np.sort(examples)
         row, place = self._row[examples], self._place[examples]
         target = torch.from_numpy(np.asarray(self._rows.labels[place], dtype=np.int64))

@@ -1,4 +1,4 @@
-"""How the features of a file were made: what another file needs to give the same ones."""
+"""The description of how a file becomes features, so that another file gives the same ones."""
 
 import math
 from collections.abc import Mapping
@@ -8,10 +8,9 @@ from typing import Any
 from manyclass.data.files import shown
 from manyclass.errors import UserError
 
-TABLES = ("csv", "tsv", "parquet")
-MATRICES = ("svmlight", "npz", "npy")
-FORMATS = (*MATRICES, *TABLES)
-KINDS = ("number", "text")
+TABLE_FORMATS = ("csv", "tsv", "parquet")
+FORMATS = ("svmlight", "npz", "npy", *TABLE_FORMATS)
+COLUMN_TYPES = ("number", "text")
 MAX_FEATURES = 2**31 - 1  # columns of sparse rows are int32
 
 
@@ -21,28 +20,28 @@ class Column:
 
     Args:
         name: in its header.
-        kind: "number": one feature, (x − mean) / scale; "text": its words, hashed.
-        mean, scale: of numbers; a missing one counts as the mean.
+        type: "number": one feature, (x − mean) / scale; "text": its words, hashed.
+        mean, scale: of numbers; a missing number counts as the mean.
     """
 
     name: str
-    kind: str
+    type: str
     mean: float = 0.0
     scale: float = 1.0
 
 
 @dataclass(frozen=True)
 class Schema:
-    """How features were made.
+    """A description of how a file becomes features.
 
     Args:
         format: of the file, one of `FORMATS`.
-        num_features: F. 0: not known before all rows are read.
-        sparse: whether rows are sparse.
-        zero_based: of svmlight: whether the first feature is 0 rather than 1.
+        num_features: F. 0: unknown until all rows are read.
+        sparse: True if rows are sparse.
+        zero_based: of svmlight: True if the first feature is 0, False if it is 1.
         label: of tables: the column that holds the labels.
         columns: of tables: those that make features.
-        width: of tables with text: how many features words are hashed into, after those of the numbers.
+        width: of tables with text: the number of features that words are hashed into, after those of the numbers.
 
     Example:
         >>> schema = Schema("svmlight", 10, sparse=True, zero_based=False)
@@ -59,20 +58,20 @@ class Schema:
     width: int = 0
 
     @property
-    def table(self) -> bool:
-        """Whether features come from named columns."""
-        return self.format in TABLES
+    def is_table(self) -> bool:
+        """True if features come from named columns."""
+        return self.format in TABLE_FORMATS
 
     def to_json(self) -> dict[str, Any]:
-        """What `json.dumps` takes."""
+        """Return plain data for `json.dumps`."""
         return {**asdict(self), "columns": [asdict(column) for column in self.columns]}
 
     @classmethod
     def from_json(cls, data: object, *, name: str = "schema") -> "Schema":
-        """The schema that `to_json` gave.
+        """Build a schema from the result of `to_json`.
 
         Raises:
-            UserError: it is none.
+            UserError: the data is not the JSON of a schema.
         """
         known = _parts(cls, data, name)
         columns = known.get("columns", [])
@@ -112,13 +111,13 @@ def _check(schema: Schema, name: str) -> None:
     needs(schema.label is None or isinstance(schema.label, str), "a string or null as label", schema.label)
     for column in schema.columns:
         needs(isinstance(column.name, str), "strings as names of columns", column.name)
-        needs(column.kind in KINDS, f"columns of the kinds {', '.join(KINDS)}", column.kind)
+        needs(column.type in COLUMN_TYPES, f"columns of the types {', '.join(COLUMN_TYPES)}", column.type)
         for value in (column.mean, column.scale):
             good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
             needs(good, "finite numbers as mean and scale of columns", value)
         needs(column.scale > 0, "positive scales of columns", column.scale)
-    if schema.table:
-        numbers = sum(column.kind == "number" for column in schema.columns)
+    if schema.is_table:
+        numbers = sum(column.type == "number" for column in schema.columns)
         words = schema.width if len(schema.columns) > numbers else 0
         needs(schema.num_features == numbers + words, f"{numbers + words} features", schema.num_features)
         needs(len({column.name for column in schema.columns}) == len(schema.columns), "different columns", "one twice")

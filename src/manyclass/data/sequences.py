@@ -1,4 +1,4 @@
-"""What users did, in the order of time: the next item is the class of those before it."""
+"""Interactions of users in the order of time: the next item is the class to predict from the earlier ones."""
 
 from array import array
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from manyclass import _check
-from manyclass.data.files import Watch, lines, shown
+from manyclass.data.files import ReadProgress, lines, shown
 from manyclass.data.names import Names, label_fault
 from manyclass.data.rows import runs
 from manyclass.errors import UserError
@@ -19,25 +19,25 @@ from manyclass.errors import UserError
 Array = np.ndarray[Any, Any]
 
 IGNORED = -100
-_FEWEST = 3  # items of a user of whom some are held out
-# How many items at the end of a user are no input; the first of them is the target.
-_LAST = {"valid": 2, "test": 1, "next": 0}
+_MIN_HELD_OUT_ITEMS = 3  # of a user some of whose items are held out
+# Items at the end of a user that are no input; the first of them is the target.
+_LAST_ITEMS = {"valid": 2, "test": 1, "next": 0}
 
 
 @dataclass(frozen=True)
 class Sequences:
     """The items of each user in the order of time; ids of items go from frequent to rare.
 
-    The last item of a user is to test on, the one before it to choose by, and all others to train on. Users of fewer
-    than three items are there to train on alone.
+    The last item of a user is the test target, the one before it the validation target, and all others are for
+    training. All items of a user of fewer than three are for training.
 
     Args:
-        items: int64 [N], all users' one after the other.
-        starts: int64 [U + 1], where those of each begin.
+        items: int64 [N], those of all users, concatenated.
+        starts: int64 [U + 1], the position of each user's first item.
         item_names, user_names: of each id.
-        unknown: how many lines were left out, since a model that was asked for does not know their item.
-        last_unknown: bool [U], whether that is so of the last line of each user: there is nothing to test on. None: of
-            no user.
+        unknown: the number of lines left out because the model does not know their item.
+        last_unknown: bool [U], True where the last line of a user was left out, so that there is no test target. None:
+            of no user.
 
     Example:
         >>> names = Names("abcd"), Names(["u", "v"])
@@ -55,20 +55,22 @@ class Sequences:
 
     @property
     def num_items(self) -> int:
+        """The number of items, the classes."""
         return len(self.item_names)
 
     @property
     def num_users(self) -> int:
+        """The number of users."""
         return len(self.starts) - 1
 
     @property
     def train_ends(self) -> Tensor:
-        """int64 [U]: where the items to train on end."""
+        """The end of each user's training items, int64 [U]."""
         number = self.starts.diff()
-        return self.starts[1:] - torch.where(number < _FEWEST, 0, 2)
+        return self.starts[1:] - torch.where(number < _MIN_HELD_OUT_ITEMS, 0, 2)
 
     def counts(self) -> Tensor:
-        """How often each item is there to train on, int64 [C]."""
+        """Return the number of training occurrences of each item, int64 [C]."""
         kept = torch.zeros(len(self.items) + 1, dtype=torch.int64)
         kept.index_add_(0, self.starts[:-1], torch.ones(self.num_users, dtype=torch.int64))
         kept.index_add_(0, self.train_ends, -torch.ones(self.num_users, dtype=torch.int64))
@@ -77,25 +79,24 @@ class Sequences:
     def last_batches(
         self, split: str, size: int, *, length: int, seen: bool = True, limit: int | None = None
     ) -> "LastBatches":
-        """What comes after the items of each user, see `LastBatches`."""
+        """Return batches to predict the next item of each user, see `LastBatches`."""
         return LastBatches(self, split, size, length=length, seen=seen, limit=limit)
 
 
 class SequenceBatches:
-    """Batches `(inputs, target)` to train a recurrent encoder on: each item is the target of those before it.
+    """Batches `(inputs, target)` to train a recurrent encoder: each item is the target of those before it.
 
-    Users' items are cut into pieces of at most `length` steps, from the end on: a piece goes to where the next begins.
-    Inputs int64 [B, T], T that of the longest; after the end of a piece inputs are 0 and targets −100, which no loss
-    counts.
+    A user's items are cut into pieces of at most `length` steps, starting at the end. Inputs int64 [B, T], T that of
+    the longest piece; after the end of a piece inputs are 0 and targets −100, which losses ignore.
 
     Args:
         sequences: of all users.
         size: B.
         length: of a piece, at most.
-        seed: of the orders, each epoch's its own. None: users in the order of their ids.
+        seed: of the orders, a different one each epoch. None: users in the order of their ids.
 
     Raises:
-        ValueError: a size or length below 1.
+        ValueError: `size` or `length` is below 1.
 
     Example:
         >>> sequences = Sequences(torch.tensor([5, 3, 4, 3, 1]), torch.tensor([0, 5]), Names("abcdef"), Names("u"))
@@ -110,12 +111,13 @@ class SequenceBatches:
         first, last = sequences.starts[:-1].numpy(), sequences.train_ends.numpy() - 1
         steps = np.maximum(last - first, 0)
         pieces = -(-steps // length)
-        # Pieces of a user from the last to the first.
+        # Pieces of a user, from last to first.
         back = runs(np.zeros_like(pieces), pieces)
         self._end = np.repeat(last, pieces) - back * length
         self._begin = np.maximum(self._end - length, np.repeat(first, pieces))
 
     def set_epoch(self, epoch: int) -> None:
+        """Choose the order of this epoch."""
         self._epoch = epoch
 
     def __len__(self) -> int:
@@ -131,25 +133,25 @@ class SequenceBatches:
 
 
 class LastBatches:
-    """Batches `(inputs, lengths, target, seen)` to rank all items by what a user did last.
+    """Batches `(inputs, lengths, target, seen)` to rank all items by a user's last ones.
 
     Inputs int64 [B, T]: the last `length` items before the target, then 0; lengths int64 [B]; target int64 [B]; seen
-    int64 [B, E]: all items of the user before the target, but for the target, with −1 for none: those to leave out.
+    int64 [B, E]: the user's other items before the target, padded with −1, for filtered ranking.
 
     Args:
         sequences: of all users.
         split: "valid": the target is the last item but one; "test": the last. Users of fewer than three items are left
-            out. "next": what comes after all items of every user, the target is −100.
+            out. "next": all items of every user are input, and the target is −100.
         size: B.
         length: T, at most.
-        seen: whether to give what a user has; else E is 0. One of very many items makes a batch as wide as that.
-        limit: how many users, at most, from everywhere among them. None: all.
+        seen: True to return `seen`; else E is 0. A user of very many items makes a batch that wide.
+        limit: the number of users, at most, evenly spaced. None: all.
 
     Attributes:
         users: int64, the users in the order of the batches.
 
     Raises:
-        ValueError: a size or length below 1, or another split.
+        ValueError: `size` or `length` is below 1, or `split` is unknown.
     """
 
     def __init__(
@@ -162,19 +164,19 @@ class LastBatches:
         seen: bool = True,
         limit: int | None = None,
     ) -> None:
-        _check.choice("split", split, tuple(_LAST))
+        _check.choice("split", split, tuple(_LAST_ITEMS))
         self._seen = seen
         self._items, self._split = sequences.items.numpy(), split
         self._size, self._length = _check.whole("size", size, 1), _check.whole("length", length, 1)
         starts = sequences.starts.numpy()
         number = np.diff(starts)
-        users = np.flatnonzero(number >= (1 if split == "next" else _FEWEST))
+        users = np.flatnonzero(number >= (1 if split == "next" else _MIN_HELD_OUT_ITEMS))
         if split == "test" and sequences.last_unknown is not None:
             users = users[~sequences.last_unknown.numpy()[users]]
         if limit is not None:
             users = users[:: max(1, -(-len(users) // limit))]
         self.users = torch.from_numpy(users)
-        self._begin, self._end = starts[users], starts[users + 1] - _LAST[split]
+        self._begin, self._end = starts[users], starts[users + 1] - _LAST_ITEMS[split]
 
     def __len__(self) -> int:
         return -(-len(self._end) // self._size)
@@ -185,24 +187,24 @@ class LastBatches:
             number = np.minimum(end - begin, self._length)
             inputs = _padded(self._items, end - number, number, 0)
             seen = _padded(self._items, begin, end - begin if self._seen else np.zeros_like(end), -1)
-            asked = np.full(len(end), IGNORED) if self._split == "next" else self._items[end]
-            target = torch.from_numpy(asked)
+            wanted = np.full(len(end), IGNORED) if self._split == "next" else self._items[end]
+            target = torch.from_numpy(wanted)
             yield inputs, torch.from_numpy(number), target, seen.masked_fill_(seen == target[:, None], -1)
 
 
 def read_sequences(
-    path: Path, *, item_names: Names | None = None, name: str = "data", watch: Watch | None = None
+    path: Path, *, item_names: Names | None = None, name: str = "data", progress: ReadProgress | None = None
 ) -> Sequences:
-    """Read what users did, a line each: user and item, in the order of time, with a TAB or spaces between them.
+    """Read interactions, one a line in the order of time: user and item, separated by a TAB or spaces.
 
-    Blank lines are passed over, and spaces around a name.
+    Blank lines and spaces around a name are ignored.
 
     Args:
-        path: a UTF-8 file; .gz, .xz and .bz2 are read as what they hold. Lines of a user need not stand together.
-        item_names: of the items that a model knows; lines of others are left out, their users are not. None: those
+        path: a UTF-8 file; .gz, .xz and .bz2 are decompressed. Lines of a user need not be adjacent.
+        item_names: items of a trained model; lines of other items are left out, their users are not. None: the items
             of the file.
-        name: what the user knows the path as, for errors.
-        watch: told how far it is read.
+        name: the user's name for the file, for errors.
+        progress: called with the bytes read and in total.
 
     Raises:
         UserError: the file cannot be read, has a line of another form, or fewer than two items.
@@ -210,7 +212,7 @@ def read_sequences(
     users, items = Names(), Names() if item_names is None else item_names
     user_of, item_of = array("q"), array("q")
     unknown, last_unknown = 0, set[int]()
-    for place, line in enumerate(lines(path, name=name, watch=watch), 1):
+    for place, line in enumerate(lines(path, name=name, progress=progress), 1):
         if not line.strip():
             continue
         fields = [field.strip() for field in line.split("\t")] if "\t" in line else line.split()
@@ -246,7 +248,7 @@ def read_sequences(
 
 
 def _padded(items: Array, begin: Array, number: Array, pad: int) -> Tensor:
-    """Runs of items [B, T], T that of the longest run."""
+    """Gather runs of items into [B, T], T the length of the longest run."""
     place = np.arange(number.max(initial=0))
     found = items[np.minimum(begin[:, None] + place, len(items) - 1)]
     return torch.from_numpy(np.where(place < number[:, None], found, pad))

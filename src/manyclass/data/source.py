@@ -1,4 +1,4 @@
-"""Real text that every machine has: the source of the running interpreter's standard library."""
+"""Real text that every machine has: the source code of Python's standard library."""
 
 import random
 import sys
@@ -12,12 +12,12 @@ _NOT_SOURCE = {"test", "tests", "idle_test", "site-packages"}
 
 
 def standard_library(*, files: int | None = None, min_count: int = 2, seed: int = 0) -> Text:
-    """The Python tokens of every file that is not a test; one file in twenty is held out.
+    """Tokenise every file that is not a test; one file in twenty is held out.
 
     Args:
-        files: how many to read. None: all.
-        min_count: how often a token must occur to be a class; the others are `<unk>`.
-        seed: of the choice of files to hold out.
+        files: the number of files to read. None: all.
+        min_count: occurrences for a token to be a class; the others are `<unk>`.
+        seed: of the choice of held-out files.
     """
     root = Path(sysconfig.get_paths()["stdlib"])
     paths = sorted(path for path in root.rglob("*.py") if not _NOT_SOURCE & set(path.relative_to(root).parts))
@@ -34,4 +34,4 @@ def _tokens(path: Path) -> list[str]:
         with tokenize.open(path) as file:
             return [token.string for token in tokenize.generate_tokens(file.readline) if token.string.strip()]
     except (SyntaxError, UnicodeDecodeError):
-        return []  # a few files are there to be wrong
+        return []  # A few files are wrong on purpose.

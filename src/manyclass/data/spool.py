@@ -1,4 +1,4 @@
-"""Rows of a file as binary files that are memory-mapped: read once, then trained on without holding them."""
+"""Rows of a file as memory-mapped binary files: parsed once, then trained on in bounded memory."""
 
 import json
 from contextlib import ExitStack
@@ -8,36 +8,38 @@ from typing import IO, Any
 import numpy as np
 
 from manyclass.data.chunks import Chunk, Reader
-from manyclass.data.files import Watch, shown, writing
+from manyclass.data.files import ReadProgress, shown, writing
 from manyclass.data.names import Names
 from manyclass.data.rows import Rows
 from manyclass.errors import UserError
+from manyclass.storage import atomic_write
 
-# What the files hold, and as what.
-_TYPES = {
-    "features.bin": np.float32,  # [N, F]: dense rows
-    "values.bin": np.float32,  # of sparse rows, one after the other,
+_DTYPES = {
+    "features.bin": np.float32,  # dense rows [N, F]
+    "values.bin": np.float32,  # of sparse rows, concatenated,
     "columns.bin": np.int32,  # their columns,
-    "starts.bin": np.int64,  # and where each row begins
+    "starts.bin": np.int64,  # and the position of each row's first value
     "labels.bin": np.int64,
     "label_starts.bin": np.int64,
 }
 _INDEX = "rows.json"
 _FORMAT = 1
-_SMALL = 2**31
+_INT32_ENTRIES = 2**31
 
 
-def spool(reader: Reader, folder: Path, *, names: Names, watch: Watch | None = None, name: str = "data") -> Rows:
-    """Write the rows of a file into a folder, and map them.
+def spool(
+    reader: Reader, folder: Path, *, names: Names, progress: ReadProgress | None = None, name: str = "data"
+) -> Rows:
+    r"""Write the rows of a file into a folder, and memory-map them.
 
     Memory holds a chunk of rows and the names, whatever the file's size.
 
     Args:
         reader: of the file.
-        folder: where to; it is made if it is not there. What it had of other rows is replaced.
-        names: of the classes; labels that it does not have are added.
-        watch: told how far it is, in bytes of the file: done, of how many.
-        name: what the user knows the file as, for errors.
+        folder: made if missing; rows already in it are replaced.
+        names: of the classes; new labels are added.
+        progress: called with the bytes of the file read and in total.
+        name: the user's name for the file, for errors.
 
     Raises:
         UserError: the disk is full or may not be written to, the file cannot be read, has no labels, or fewer than
@@ -47,7 +49,7 @@ def spool(reader: Reader, folder: Path, *, names: Names, watch: Watch | None = N
         >>> import tempfile
         >>> from manyclass.data import open_rows
         >>> folder = Path(tempfile.mkdtemp())
-        >>> _ = (folder / "a.svm").write_text("cat 1:0.5 3:1\\ndog 2:1\\n")
+        >>> _ = (folder / "a.svm").write_text("cat 1:0.5 3:1\ndog 2:1\n")
         >>> names = Names()
         >>> rows = spool(open_rows(folder / "a.svm"), folder / "rows", names=names)
         >>> len(rows), rows.num_features, rows.labels.tolist(), list(names)
@@ -55,14 +57,14 @@ def spool(reader: Reader, folder: Path, *, names: Names, watch: Watch | None = N
     """
     if not reader.labelled:
         raise UserError(f"`{name}` must have labels to learn from, got none in {reader.path}")
-    # The index goes first: without it the others are nobody's.
-    with writing(folder, (_INDEX, *_TYPES, f"{_INDEX}.part", "starts.bin.part")):
+    # The index is removed first: without it the other files are not read.
+    with writing(folder, (_INDEX, *_DTYPES, "starts.bin.part")):
         with ExitStack() as stack:
             files = _Files(folder, stack)
             for chunk in reader.chunks():
                 files.append(chunk, names)
-                if watch is not None:
-                    watch(chunk.done, reader.size)
+                if progress is not None:
+                    progress(chunk.done, reader.size)
         if not files.rows:
             raise UserError(f"`{name}` must hold rows, got none in {reader.path}")
         if len(names) < 2:
@@ -73,10 +75,10 @@ def spool(reader: Reader, folder: Path, *, names: Names, watch: Watch | None = N
 
 
 def open_spool(folder: Path) -> Rows:
-    """The rows that `spool` left in a folder, memory-mapped.
+    """Memory-map the rows that `spool` wrote into a folder.
 
     Raises:
-        UserError: it holds none, or a file of them is of another size than it was.
+        UserError: the folder holds no rows, or a file has the wrong size.
     """
     path = folder / _INDEX
     try:
@@ -99,7 +101,7 @@ def open_spool(folder: Path) -> Rows:
 
 
 class _Files:
-    """The files of a folder while rows are added."""
+    """The open files of a folder while rows are added."""
 
     def __init__(self, folder: Path, stack: ExitStack) -> None:
         self._folder, self._stack = folder, stack
@@ -110,6 +112,7 @@ class _Files:
         self._add("label_starts.bin", [0])
 
     def append(self, chunk: Chunk, names: Names) -> None:
+        """Write a chunk of rows."""
         features, labels = chunk.features, chunk.labels
         assert labels is not None
         if isinstance(features, np.ndarray):
@@ -128,12 +131,13 @@ class _Files:
         self.rows += len(labels)
 
     def finish(self, num_features: int) -> None:
+        """Close the files and write the index."""
         for file in self._open.values():
             file.close()
         if not self._sparse:
             (self._folder / "starts.bin").unlink()
-        elif self._entries < _SMALL:
-            self._halve()
+        elif self._entries < _INT32_ENTRIES:
+            self._narrow_starts()
         if not self._several:
             (self._folder / "label_starts.bin").unlink()
         index = {
@@ -145,42 +149,41 @@ class _Files:
             "sparse": self._sparse,
             "several": self._several,
         }
-        # Last, and at once: whoever finds it finds all the others.
-        beside = self._folder / f"{_INDEX}.part"
-        beside.write_text(json.dumps(index), encoding="utf-8")
-        beside.replace(self._folder / _INDEX)
+        # Last and atomic: where it is found, all other files are complete.
+        with atomic_write(self._folder / _INDEX) as temporary:
+            temporary.write_text(json.dumps(index), encoding="utf-8")
 
     def _add(self, name: str, values: Any) -> None:
         if name not in self._open:
             self._open[name] = self._stack.enter_context((self._folder / name).open("wb"))
-        # Not by tofile, whose errors do not say what was wrong.
-        self._open[name].write(np.ascontiguousarray(values, dtype=_TYPES[name]).reshape(-1).data)
+        # Not by tofile, whose errors have no errno.
+        self._open[name].write(np.ascontiguousarray(values, dtype=_DTYPES[name]).reshape(-1).data)
 
-    def _halve(self) -> None:
-        """Starts as int32, as columns are: SciPy makes a copy of the shorter ones in memory where they differ."""
+    def _narrow_starts(self) -> None:
+        """Convert starts to int32, the dtype of columns: where they differ, SciPy copies the narrower to memory."""
         path = self._folder / "starts.bin"
-        beside = self._folder / "starts.bin.part"
-        with path.open("rb") as old, beside.open("wb") as new:
+        narrow = self._folder / "starts.bin.part"
+        with path.open("rb") as old, narrow.open("wb") as new:
             while len(starts := np.fromfile(old, dtype=np.int64, count=1 << 20)):
                 new.write(starts.astype(np.int32).data)
-        beside.replace(path)
+        narrow.replace(path)
 
 
 def _csr(folder: Path, rows: int, width: int, entries: int) -> Any:
     from scipy.sparse import csr_array
 
-    kind = np.int32 if entries < _SMALL else np.int64
-    # Its constructor would read all indices, to see whether they fit.
+    starts = np.int32 if entries < _INT32_ENTRIES else np.int64
+    # The constructor would read all indices to check them.
     matrix = csr_array((rows, width), dtype=np.float32)
     matrix.data = _mapped(folder, "values.bin", entries)
     matrix.indices = _mapped(folder, "columns.bin", entries)
-    matrix.indptr = _mapped(folder, "starts.bin", rows + 1, kind)
+    matrix.indptr = _mapped(folder, "starts.bin", rows + 1, starts)
     return matrix
 
 
-def _mapped(folder: Path, name: str, length: int, kind: Any = None) -> "np.ndarray[Any, Any]":
+def _mapped(folder: Path, name: str, length: int, dtype: Any = None) -> "np.ndarray[Any, Any]":
     path = folder / name
-    dtype = np.dtype(_TYPES[name] if kind is None else kind)
+    dtype = np.dtype(_DTYPES[name] if dtype is None else dtype)
     try:
         size = path.stat().st_size
         if size != length * dtype.itemsize:

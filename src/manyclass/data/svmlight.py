@@ -1,4 +1,7 @@
-"""Rows in svmlight's format, with or without the header of the extreme-classification repository."""
+"""Rows in svmlight's format, with or without the header of the extreme-classification repository.
+
+A separate reader, because scikit-learn's has no string labels, does not read the header, and loads the whole file.
+"""
 
 import math
 import re
@@ -10,9 +13,9 @@ from typing import Any, NoReturn
 import numpy as np
 
 from manyclass.data._pairs import pairs
-from manyclass.data.chunks import Chunk, as_schema, same_kind
-from manyclass.data.files import Block, Watch, blocks, lines, reading, shown
-from manyclass.data.names import LABEL_LIMIT, label_fault
+from manyclass.data.chunks import Chunk, as_schema, check_format
+from manyclass.data.files import Block, ReadProgress, blocks, lines, reading, shown
+from manyclass.data.names import MAX_LABEL_CHARACTERS, label_fault
 from manyclass.data.schema import MAX_FEATURES, Schema
 from manyclass.errors import UserError
 
@@ -20,13 +23,13 @@ _HEADER = re.compile(r"\s*(\d{1,30})\s+(\d{1,30})\s+(\d{1,30})\s*")
 _COMMENT = re.compile(rb"#[^\n]*")
 _QUERY = re.compile(rb"(?<= )qid:[^ \n]*")
 _ZERO = re.compile(rb"(?:\A|[ \n])0+:")
-_LARGEST = float(np.finfo(np.float32).max)
+_MAX_FLOAT32 = float(np.finfo(np.float32).max)
 _SPACES = re.compile(rb"  +")
 
 
 @dataclass(frozen=True)
 class _Parsed:
-    """Rows of a block: their labels, how many features each has, and all features one after the other."""
+    """Rows of a block: their labels, the number of features of each, and all features, concatenated."""
 
     labels: list[tuple[str, ...]]
     number: list[int]
@@ -35,23 +38,22 @@ class _Parsed:
 
 
 class SvmlightReader:
-    """Rows `label[,label…] index:value …`, one a line; `# …` is a comment, `qid:…` is passed over.
+    """Rows `label[,label…] index:value …`, one a line; `# …` is a comment, `qid:…` is ignored.
 
     A first line of three whole numbers, `N F L`, is a header: features count from 0, each is below F, and there are N
-    rows. Without one, features count from 0 if the file has a feature 0 anywhere, and else from 1: the file is looked
-    through before. A row may have no labels: it begins with a space or with a feature. Blank lines are no rows, but
-    those that N counts.
+    rows. Without one, features count from 0 if a first pass finds a feature 0 anywhere, and else from 1. A row without
+    labels begins with a space or with a feature. Blank lines are ignored, except where they are needed to make N rows.
 
     Args:
         path: the file.
-        zero_based: whether features count from 0. None: see above.
-        schema: of the rows that a model was trained on. None: these are those.
-        name: what the user knows the path as, for errors.
-        watch: told how far the file is looked through.
+        zero_based: True if features count from 0. None: see above.
+        schema: of a trained model. None: a new one for these rows.
+        name: the user's name for the file, for errors.
+        progress: called with the bytes read and in total by the first pass.
 
     Raises:
-        UserError: the file cannot be read, or its header cannot be true. While it is read: a line that is no row, or
-            N, or F, that is not so.
+        UserError: the file cannot be read, or its header is impossible. `chunks` raises it for a line that is no row,
+            and if N or F is wrong.
     """
 
     def __init__(
@@ -61,13 +63,13 @@ class SvmlightReader:
         zero_based: bool | None = None,
         schema: Schema | None = None,
         name: str = "data",
-        watch: Watch | None = None,
+        progress: ReadProgress | None = None,
     ) -> None:
-        same_kind("svmlight", schema, path, name)
+        check_format("svmlight", schema, path, name)
         self.path, self._name, self._given = path, name, schema
         with reading(path, name):
             self.size = path.stat().st_size
-        self._rows: int | None = None  # that the header promises
+        self._rows: int | None = None  # N of the header
         known = 0 if schema is None else schema.num_features
         if header := _HEADER.fullmatch(next(lines(path, name=name), "")):
             self._rows, width, _ = map(int, header.groups())
@@ -77,19 +79,22 @@ class SvmlightReader:
                 self._fail(f"must have {known:,} features, as the model has, got {width:,} in its header", 1)
             known, zero_based = width, True
         elif zero_based is None:
-            zero_based = self._has_zero(watch) if schema is None else schema.zero_based
+            zero_based = self._has_zero(progress) if schema is None else schema.zero_based
         self._base = 0 if zero_based else 1
         self._schema = Schema("svmlight", known, sparse=True, zero_based=zero_based)
 
     @property
     def schema(self) -> Schema:
+        """The description of the features; F is 0 before all rows were read, if no header gives it."""
         return self._schema if self._given is None else self._given
 
     @property
     def labelled(self) -> bool:
+        """True: every row may have labels."""
         return True
 
     def chunks(self) -> Iterator[Chunk]:
+        """Yield all rows, in chunks of about a mebibyte of text."""
         from scipy.sparse import csr_array
 
         count, widest, bound = 0, 0, self._schema.num_features
@@ -97,9 +102,9 @@ class SvmlightReader:
             if self._rows is not None and block.first == 1:
                 block = replace(block, data=block.data[block.data.index(b"\n") + 1 :], first=2)
             blanks = 0 if self._rows is None else max(0, self._rows - count)
-            parsed = _quickly(block.data, blanks)
-            if parsed is None or not self._sound(parsed):
-                parsed = self._carefully(block, blanks)
+            parsed = _parsed_fast(block.data, blanks)
+            if parsed is None or not self._is_valid(parsed):
+                parsed = self._parsed_carefully(block, blanks)
             if not parsed.labels:
                 continue
             count += len(parsed.labels)
@@ -119,26 +124,26 @@ class SvmlightReader:
             raise UserError(f"`{self._name}` must hold features index:value, got none in {self.path}")
         self._schema = replace(self._schema, num_features=bound or widest)
 
-    def _has_zero(self, watch: Watch | None) -> bool:
+    def _has_zero(self, progress: ReadProgress | None) -> bool:
         for block in blocks(self.path, name=self._name):
-            if watch is not None:
-                watch(block.done, self.size)
+            if progress is not None:
+                progress(block.done, self.size)
             data = block.data.replace(b"\t", b" ")
             if _ZERO.search(_COMMENT.sub(b"", data) if b"#" in data else data):
                 return True
         return False
 
-    def _sound(self, parsed: _Parsed) -> bool:
-        top = self._top()
+    def _is_valid(self, parsed: _Parsed) -> bool:
+        top = self._max_index()
         low, high = parsed.index.min(initial=top), parsed.index.max(initial=0)
         return bool(self._base <= low and high <= top and np.isfinite(parsed.value).all())
 
-    def _top(self) -> int:
-        """The highest index a feature may have."""
+    def _max_index(self) -> int:
+        """Return the highest index a feature may have."""
         return (self._schema.num_features or MAX_FEATURES) - 1 + self._base
 
-    def _carefully(self, block: Block, blanks: int) -> _Parsed:
-        """As `_quickly`, and name the line of the first fault."""
+    def _parsed_carefully(self, block: Block, blanks: int) -> _Parsed:
+        """Parse as `_parsed_fast`, and name the line of the first fault."""
         labels: list[tuple[str, ...]] = []
         number: list[int] = []
         index: list[int] = []
@@ -170,12 +175,12 @@ class SvmlightReader:
             self._fail(f"must hold features index:value, got {shown(token)}", place)
         if index < self._base:
             self._fail(f"must have indices of at least {self._base}, got {index}", place)
-        if index > self._top():
+        if index > self._max_index():
             known = self._schema.num_features
             whose = "its header says" if self._rows is not None else "the model has"
             why = f" ({known:,} features, as {whose})" if known else ""
-            self._fail(f"must have indices of at most {self._top():,}{why}, got {index:,}", place)
-        if not math.isfinite(value) or abs(value) > _LARGEST:
+            self._fail(f"must have indices of at most {self._max_index():,}{why}, got {index:,}", place)
+        if not math.isfinite(value) or abs(value) > _MAX_FLOAT32:
             self._fail(f"must have finite values, in 32 bits, got {shown(second)} for feature {index}", place)
         return index, value
 
@@ -183,8 +188,8 @@ class SvmlightReader:
         raise UserError(f"`{self._name}` {fault} in line {place} of {self.path}")
 
 
-def _quickly(data: bytes, blanks: int) -> _Parsed | None:
-    """The rows of whole lines, the first `blanks` of which may be blank; None: look more closely."""
+def _parsed_fast(data: bytes, blanks: int) -> _Parsed | None:
+    """Parse whole lines; blank ones count as rows among the first `blanks`. None: a careful parser is needed."""
     if b"\t" in data:
         data = data.replace(b"\t", b" ")
     if b"#" in data:
@@ -201,7 +206,7 @@ def _quickly(data: bytes, blanks: int) -> _Parsed | None:
         body = body.strip(b" ")
         if not head and not body and len(heads) >= blanks:
             continue
-        if len(head) > LABEL_LIMIT:
+        if len(head) > MAX_LABEL_CHARACTERS:
             return None
         heads.append(head)
         number.append(body.count(b":"))

@@ -8,46 +8,45 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from manyclass.data._cells import Cells, Table, Values
+from manyclass.data._cells import Cells, TableFile, Values
 from manyclass.data._csv import CsvTable
 from manyclass.data._hashing import hashed
 from manyclass.data._parquet import ParquetTable
-from manyclass.data.chunks import Chunk, same_kind
-from manyclass.data.files import Watch, reading, shown
+from manyclass.data.chunks import Chunk, check_format
+from manyclass.data.files import ReadProgress, reading, shown
 from manyclass.data.names import label_fault
-from manyclass.data.schema import KINDS, Column, Schema
+from manyclass.data.schema import COLUMN_TYPES, Column, Schema
 from manyclass.errors import UserError
 
 WIDTH = 2**18
-LABELS = ("label", "target", "class", "y")  # what the column of labels is called, if nothing else is said
+LABELS = ("label", "target", "class", "y")  # default names of the label column
 _MISSING = {"", "na", "n/a", "nan", "null", "none"}
-_SAMPLE = 10_000  # rows that tell numbers from text
-_BATCHES = 8  # of them, at most, where rows are long
-_LISTED = 20  # columns that an error names
+_SAMPLE_ROWS = 10_000  # that types are inferred from
+_SAMPLE_BATCHES = 8  # at most, where rows are long
+_LISTED_COLUMNS = 20  # in an error
 
 
 class TableReader:
     """Rows of a table with named columns.
 
     A column of numbers is one feature, standardised; a missing number (an empty cell, NA, NaN, null or none) counts as
-    the mean. Any other column is text: its words in small letters are hashed. Which is which is seen from the first
-    10,000 rows, or fewer where they are long; mean and deviation come from all rows. For both, the table is read once
-    before its rows leave it.
+    the mean. Any other column is text: its words in lower case are hashed. Types are inferred from the first 10,000
+    rows, or fewer where they are long; mean and deviation come from a first pass over all rows.
 
     Args:
         path: the file.
         format: "csv", "tsv" or "parquet".
         label: the column that holds the labels. None: the schema's, or label, target, class or y.
-        width: how many features words are hashed into.
-        schema: of the rows that a model was trained on: its columns must be there, others are passed over, and labels
-            may be missing. None: these are those.
-        labelled: whether labels are read, where there is a schema.
-        name: what the user knows the path as, for errors.
-        watch: told how far the first reading is.
+        width: the number of features that words are hashed into.
+        schema: of a trained model: its columns must be there, others are ignored, and labels may be missing. None: a
+            new one for these rows.
+        labelled: True to read labels, where there is a schema.
+        name: the user's name for the file, for errors.
+        progress: called with the bytes read and in total by the first pass.
 
     Raises:
-        UserError: the file cannot be read, or has no such columns; while it is read: a cell that is no number in a
-            column of numbers, a row without a label, a row of another length than the header.
+        UserError: the file cannot be read, or a column is missing. `chunks` raises it for a cell that is no number in a
+            column of numbers, a row without a label, and a row of another length than the header.
     """
 
     def __init__(
@@ -60,38 +59,41 @@ class TableReader:
         schema: Schema | None = None,
         labelled: bool = True,
         name: str = "data",
-        watch: Watch | None = None,
+        progress: ReadProgress | None = None,
     ) -> None:
-        same_kind(format, schema, path, name)
+        check_format(format, schema, path, name)
         self.path, self._name = path, name
         with reading(path, name):
             self.size = path.stat().st_size
         delimiter = "\t" if format == "tsv" else ","
-        self._table: Table = (
+        self._table: TableFile = (
             ParquetTable(path, name=name) if format == "parquet" else CsvTable(path, delimiter=delimiter, name=name)
         )
         self._check_names()
         self._label = self._label_column(label, schema) if labelled else None
-        self._schema = self._learned(format, width, watch) if schema is None else schema
+        self._schema = self._inferred(format, width, progress) if schema is None else schema
         for column in self._schema.columns:
             if column.name not in self._table.columns:
                 self._fail(f"must have the column {column.name!r}, as the model's had, got {self._listed()}")
-            known = self._table.kinds.get(column.name, column.kind)
-            # A column without a single value is one of missing ones.
-            if known not in (column.kind, "null"):
-                self._fail(f"must hold {column.kind} in column {column.name!r}, got {known}")
+            found = self._table.types.get(column.name, column.type)
+            # In a column of type null all values are missing.
+            if found not in (column.type, "null"):
+                self._fail(f"must hold {column.type} in column {column.name!r}, got {found}")
 
     @property
     def schema(self) -> Schema:
+        """The description of the features."""
         return self._schema
 
     @property
     def labelled(self) -> bool:
+        """True if labels are read."""
         return self._label is not None
 
     def chunks(self) -> Iterator[Chunk]:
+        """Yield all rows, in chunks of at most a few thousand."""
         seen = False
-        for cells in self._table.batches([column.name for column in self._schema.columns], label=self._label):
+        for cells in self._table.cells([column.name for column in self._schema.columns], label=self._label):
             seen = True
             yield Chunk(self._features(cells), self._labels(cells), cells.done)
         if not seen:
@@ -119,46 +121,52 @@ class TableReader:
             self._fail(f"must have a column called {', '.join(LABELS)}, or `label` say which, got {self._listed()}")
         return found
 
-    def _learned(self, format: str, width: int, watch: Watch | None) -> Schema:
-        """What the first reading tells."""
+    def _inferred(self, format: str, width: int, progress: ReadProgress | None) -> Schema:
+        """Infer the schema in a first pass over all rows."""
+        from sklearn.preprocessing import StandardScaler
+
         names = [column for column in self._table.columns if column != self._label]
         if not names:
             self._fail(f"must have a column beside its labels, got {self._listed()}")
         for column in names:
-            kind = self._table.kinds.get(column, "text")
-            if kind not in KINDS:
-                self._fail(f"must hold numbers or text in each column, got {kind} in {column!r}")
-        batches = self._table.batches(names)
+            found = self._table.types.get(column, "text")
+            if found not in COLUMN_TYPES:
+                self._fail(f"must hold numbers or text in each column, got {found} in {column!r}")
+        batches = self._table.cells(names)
         sample, size = [], 0
         for cells in batches:
             sample.append(cells)
             size += len(cells.places)
-            if size >= _SAMPLE or len(sample) == _BATCHES:
+            if size >= _SAMPLE_ROWS or len(sample) == _SAMPLE_BATCHES:
                 break
         if not size:
             self._fail("must hold rows, got none")
-        kinds = {column: self._table.kinds.get(column) or _kind(sample, column) for column in names}
-        moments = {column: _Moments() for column, kind in kinds.items() if kind == "number"}
+        types = {column: self._table.types.get(column) or _column_type(sample, column) for column in names}
+        numbers = [column for column, found in types.items() if found == "number"]
+        scaler = StandardScaler()
         for cells in itertools.chain(sample, batches):
-            for column, moment in moments.items():
-                moment.add(self._numbers(cells, column))
-            if watch is not None:
-                watch(cells.done, self.size)
-        columns = [
-            moments[column].column(column) if kind == "number" else Column(column, kind)
-            for column, kind in kinds.items()
-        ]
-        text = len(moments) < len(columns)
-        num_features = len(moments) + (width if text else 0)
-        return Schema(format, num_features, text, label=self._label, columns=tuple(columns), width=width if text else 0)
+            if numbers:
+                # Sums of squares may overflow; `_number_column` then leaves the column as it is.
+                with np.errstate(all="ignore"):
+                    scaler.partial_fit(np.stack([self._numbers(cells, column) for column in numbers], 1))
+            if progress is not None:
+                progress(cells.done, self.size)
+        moments = {
+            column: _number_column(column, float(scaler.mean_[i]), float(scaler.var_[i]))
+            for i, column in enumerate(numbers)
+        }
+        columns = tuple(moments.get(column) or Column(column, "text") for column in names)
+        text = len(numbers) < len(columns)
+        num_features = len(numbers) + (width if text else 0)
+        return Schema(format, num_features, text, label=self._label, columns=columns, width=width if text else 0)
 
     def _features(self, cells: Cells) -> Any:
         from scipy.sparse import csr_array, hstack
 
         columns = self._schema.columns
         rows = len(cells.places)
-        numbers = np.zeros((rows, sum(column.kind == "number" for column in columns)), dtype=np.float32)
-        for i, column in enumerate(column for column in columns if column.kind == "number"):
+        numbers = np.zeros((rows, sum(column.type == "number" for column in columns)), dtype=np.float32)
+        for i, column in enumerate(column for column in columns if column.type == "number"):
             with np.errstate(over="ignore"):
                 values = (self._numbers(cells, column.name) - column.mean) / column.scale
                 numbers[:, i] = np.where(np.isnan(values), 0, values)
@@ -167,12 +175,12 @@ class TableReader:
                 self._at(f"must have numbers near the others of column {column.name!r}, got a far larger one", place)
         if not self._schema.sparse:
             return numbers
-        texts = [(column.name, _texts(cells.columns[column.name])) for column in columns if column.kind == "text"]
+        texts = [(column.name, _texts(cells.columns[column.name])) for column in columns if column.type == "text"]
         words = hashed(texts, self._schema.width)
         return csr_array(hstack([csr_array(numbers), words], format="csr", dtype=np.float32))
 
     def _numbers(self, cells: Cells, column: str) -> "np.ndarray[Any, Any]":
-        """float64, NaN where missing."""
+        """Return the numbers of a column, float64, NaN where missing."""
         values = cells.columns[column]
         found = values if isinstance(values, np.ndarray) else _floats(values)
         bad = found is None or np.isinf(found).any()
@@ -194,8 +202,8 @@ class TableReader:
 
     def _listed(self) -> str:
         names = self._table.columns
-        rest = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
-        return ", ".join(shown(column) for column in names[:_LISTED]) + rest
+        rest = f" and {len(names) - _LISTED_COLUMNS} more" if len(names) > _LISTED_COLUMNS else ""
+        return ", ".join(shown(column) for column in names[:_LISTED_COLUMNS]) + rest
 
     def _at(self, fault: str, place: int) -> NoReturn:
         raise UserError(f"`{self._name}` {fault} in {self._table.unit} {place} of {self.path}")
@@ -204,33 +212,14 @@ class TableReader:
         raise UserError(f"`{self._name}` {fault} in {self.path}")
 
 
-class _Moments:
-    """Mean and deviation, batch by batch; what is missing is passed over."""
-
-    def __init__(self) -> None:
-        self._number, self._mean, self._squares = 0, 0.0, 0.0
-
-    def add(self, values: "np.ndarray[Any, Any]") -> None:
-        values = values[~np.isnan(values)]
-        if not len(values):
-            return
-        with np.errstate(over="ignore", invalid="ignore"):
-            number, mean = len(values), float(values.mean())
-            squares = float(((values - mean) ** 2).sum())
-            both, apart = self._number + number, mean - self._mean
-            self._squares += squares + apart * apart * self._number * number / both
-            self._mean += apart * number / both
-        self._number = both
-
-    def column(self, name: str) -> Column:
-        scale = math.sqrt(self._squares / self._number) if self._number else 1.0
-        # A column that never changes, but for rounding, says nothing.
-        flat = not math.isfinite(scale) or scale <= 1e-12 * abs(self._mean)
-        mean = self._mean if math.isfinite(self._mean) else 0.0
-        return Column(name, "number", mean, 1.0 if flat else scale)
+def _number_column(name: str, mean: float, variance: float) -> Column:
+    scale = math.sqrt(max(0.0, variance)) if math.isfinite(variance) else 1.0
+    # A column that is constant up to rounding, or without a value, is not scaled.
+    flat = scale <= 1e-12 * abs(mean)
+    return Column(name, "number", mean if math.isfinite(mean) else 0.0, 1.0 if flat else scale)
 
 
-def _kind(sample: Sequence[Cells], column: str) -> str:
+def _column_type(sample: Sequence[Cells], column: str) -> str:
     seen = False
     for cells in sample:
         for cell in _texts(cells.columns[column]):
@@ -251,12 +240,12 @@ def _floats(cells: list[str]) -> "np.ndarray[Any, Any] | None":
         found = np.array(list(map(float, cells)), dtype=np.float64)
     except ValueError:
         return None
-    # What Python reads as 12 is not a number elsewhere.
+    # Python reads 1_2 as 12; other programs do not.
     return None if any("_" in cell for cell in cells) else found
 
 
 def _number(cell: str) -> float | None:
-    """NaN: missing; None: no number."""
+    """Return the number of a cell; NaN: it is missing; None: it is no number."""
     if cell.strip().lower() in _MISSING:
         return math.nan
     try:

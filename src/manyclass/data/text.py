@@ -1,4 +1,4 @@
-"""Plain text as the classes of its tokens."""
+"""Plain text as token ids, the classes."""
 
 import collections
 import contextlib
@@ -13,27 +13,27 @@ from torch import Tensor
 
 from manyclass import _check
 from manyclass.data._ids import Ids
-from manyclass.data.files import Watch, beginning, lines, writing
+from manyclass.data.files import ReadProgress, find_by_stem, lines, writing
 from manyclass.errors import UserError
 
 UNKNOWN, END = "<unk>", "<eos>"
-_HELD_OUT = 20  # one line in so many, where no text is given to hold out
-_RUN = 100  # lines that stay together: neighbours know each other
-_KEPT = ("train.bin", "held_out.bin")
+_HELD_OUT_EVERY = 20  # run of lines, where no held-out text is given
+_RUN_LINES = 100  # held out together, since neighbouring lines are alike
+_FILES = ("train.bin", "held_out.bin")
 _WORDS = re.compile(r"\w+(?:['’]\w+)*|[^\w\s]")
 
-# How a line falls into tokens.
+# Functions that split a line into tokens.
 SPLITS: dict[str, Callable[[str], Sequence[str]]] = {"spaces": str.split, "words": _WORDS.findall}
 
 
 @dataclass(frozen=True)
 class Text:
-    """Token ids of a text to train on and of one that is held out; ids go from frequent to rare.
+    """Token ids of a training text and of a held-out text; ids go from frequent to rare.
 
     Args:
         train, held_out: int64 [N].
         vocabulary: the token of each id.
-        source: where it came from, in words.
+        source: a description of the origin.
     """
 
     train: Tensor
@@ -43,11 +43,18 @@ class Text:
 
     @property
     def num_classes(self) -> int:
+        """The number of tokens in the vocabulary."""
         return len(self.vocabulary)
 
 
 def encode(train: Sequence[str], held_out: Sequence[str], *, min_count: int = 1, source: str = "text") -> Text:
-    """Number the tokens that occur often enough; the others are `<unk>`.
+    """Number the tokens that occur at least `min_count` times; the others are `<unk>`.
+
+    Args:
+        train: tokens of the training text.
+        held_out: tokens of the held-out text.
+        min_count: occurrences for a token to be a class.
+        source: a description of the origin.
 
     Args:
         train, held_out: tokens.
@@ -79,27 +86,27 @@ def read_text(
     min_count: int = 1,
     folder: Path | None = None,
     name: str = "data",
-    watch: Watch | None = None,
+    progress: ReadProgress | None = None,
 ) -> Text:
-    """Read a text to train on and one to hold out. Each line ends in a token of its own, `<eos>`.
+    """Read a training text and a held-out text. Each line ends in the token `<eos>`.
 
-    It is read twice, to count tokens and to number them: memory holds the different tokens, and 8 bytes for each token
-    there is, or none with a `folder`.
+    Files are read twice, to count tokens and to number them. Memory holds the distinct tokens, and 8 bytes for each
+    token of the text, or none with a `folder`.
 
     Args:
         path: a file; or a folder that holds `train.…` and `valid.…` or `test.…`.
-        held_out: a file. None: that of the folder, or every twentieth hundred lines of the only file; of one that is
-            shorter than that, every twentieth part.
-        split: what a token is: "spaces", what stands between them, or "words": runs of letters and digits, and each
-            other mark by itself.
-        min_count: how often a token must occur to be a class.
-        folder: where to keep the ids, as files that are memory-mapped. None: in memory.
-        name: what the user knows the path as, for errors.
-        watch: told how far each file is read.
+        held_out: a file. None: that of the folder, or every twentieth hundred lines of the only file; of a shorter
+            file, every twentieth part.
+        split: "spaces": tokens are separated by spaces; "words": tokens are runs of letters and digits, and every
+            other mark.
+        min_count: occurrences for a token to be a class.
+        folder: a folder for the ids, as memory-mapped files. None: in memory.
+        name: the user's name for the file, for errors.
+        progress: called with the bytes read and in total, for each file.
 
     Raises:
         UserError: a file is missing, cannot be read, is no UTF-8, holds no token, or changes while it is read; no token
-            occurs often enough; the disk of `folder` is full.
+            occurs `min_count` times; the disk of `folder` is full.
     """
     _check.choice("split", split, tuple(SPLITS))
     _check.whole("min_count", min_count, 1)
@@ -108,17 +115,17 @@ def read_text(
     else:
         train_path = path
     run = _run(train_path, name) if held_out is None else None
-    passes = _Passes(train_path, held_out, run, SPLITS[split], name, watch)
+    passes = _Passes(train_path, held_out, run, SPLITS[split], name, progress)
     counts = (collections.Counter[str](), collections.Counter[str]())
     for part, tokens in passes.lines():
         counts[part].update(tokens)
     sizes = [count.total() for count in counts]
-    for size, what in zip(sizes, ("to train on", "to hold out"), strict=True):
+    for size, purpose in zip(sizes, ("to train on", "to hold out"), strict=True):
         if size < 2:
             hint = ""
             if held_out is None and sizes[0] > 1:
-                hint = f"; of one file, a line in {_HELD_OUT} is held out: a longer one does, or `held_out`"
-            raise UserError(f"`{name}` must hold more than {size} tokens {what}, got {path}{hint}")
+                hint = f"; of one file, a line in {_HELD_OUT_EVERY} is held out: a longer one does, or `held_out`"
+            raise UserError(f"`{name}` must hold more than {size} tokens {purpose}, got {path}{hint}")
     vocabulary = _vocabulary(counts[0], min_count, any(token not in counts[0] for token in counts[1]))
     if not set(vocabulary) - {UNKNOWN, END}:
         most = max((n for token, n in counts[0].items() if token != END), default=0)
@@ -129,12 +136,12 @@ def read_text(
     del counts
     ids = {token: i for i, token in enumerate(vocabulary)}
     other = ids.get(UNKNOWN, -1)
-    with contextlib.nullcontext() if folder is None else writing(folder, _KEPT):
-        parts = [Ids(size, folder and folder / file) for size, file in zip(sizes, _KEPT, strict=True)]
+    with contextlib.nullcontext() if folder is None else writing(folder, _FILES):
+        parts = [Ids(size, folder and folder / file) for size, file in zip(sizes, _FILES, strict=True)]
         try:
             for part, tokens in passes.lines():
                 found = [ids.get(token, other) for token in tokens]
-                # What no class is for, or there is no room for, was not there when tokens were counted.
+                # A token without a class, or more tokens than counted: the file has changed since.
                 if len(parts[part]) + len(found) > sizes[part] or (other < 0 and -1 in found):
                     break
                 parts[part].add(found)
@@ -149,44 +156,44 @@ def read_text(
 
 @dataclass(frozen=True)
 class _Passes:
-    """The lines of a text to train on and of one to hold out, as often as wanted."""
+    """The lines of a training text and a held-out text, read any number of times."""
 
     train: Path
     held_out: Path | None
     run: int | None
     split: Callable[[str], Sequence[str]]
     name: str
-    watch: Watch | None
+    progress: ReadProgress | None
 
     def lines(self) -> Iterator[tuple[int, list[str]]]:
-        """The tokens of each line, after which text it is of: 0, to train on; 1, to hold out."""
-        for i, line in enumerate(lines(self.train, name=self.name, watch=self.watch)):
-            apart = self.run is not None and i // self.run % _HELD_OUT == _HELD_OUT // 2
+        """Yield the text of each line, 0 for training and 1 for held-out, and its tokens."""
+        for i, line in enumerate(lines(self.train, name=self.name, progress=self.progress)):
+            apart = self.run is not None and i // self.run % _HELD_OUT_EVERY == _HELD_OUT_EVERY // 2
             yield int(apart), [*self.split(line), END]
         if self.held_out is not None:
-            for line in lines(self.held_out, name=self.name, watch=self.watch):
+            for line in lines(self.held_out, name=self.name, progress=self.progress):
                 yield 1, [*self.split(line), END]
 
 
 def _run(path: Path, name: str) -> int:
-    """How many lines of a text without another to hold out are held out in a run."""
-    number = sum(1 for _ in itertools.islice(lines(path, name=name), _RUN * _HELD_OUT))
-    return max(1, number // _HELD_OUT)
+    """Return the number of lines in a run, where no held-out text is given."""
+    number = sum(1 for _ in itertools.islice(lines(path, name=name), _RUN_LINES * _HELD_OUT_EVERY))
+    return max(1, number // _HELD_OUT_EVERY)
 
 
 def _vocabulary(count: Mapping[str, int], min_count: int, new: bool) -> tuple[str, ...]:
-    """Tokens that occur often enough, from frequent to rare; `<unk>` where there are others, or new ones elsewhere."""
+    """Return tokens of at least `min_count`, from frequent to rare; with `<unk>` if others occur here or are new."""
     kept = [(token, n) for token, n in count.items() if n >= min_count and token != UNKNOWN]
     unknown = sum(count.values()) - sum(n for _, n in kept)
     if unknown or new:
         kept.append((UNKNOWN, unknown))
-    # By name where they are as frequent: ids then follow from the text alone.
+    # Ties by name, so that ids do not depend on the order of the text.
     return tuple(token for token, _ in sorted(kept, key=lambda pair: (-pair[1], pair[0])))
 
 
 def _in_folder(folder: Path, stems: tuple[str, ...], name: str) -> Path:
     for stem in stems:
-        if found := beginning(folder, stem, name=name):
+        if found := find_by_stem(folder, stem, name=name):
             return found
     wanted = " or ".join(stems)
     raise UserError(f"`{name}` must be a file, or a folder with a file {wanted}.txt, got {folder}, which has none")

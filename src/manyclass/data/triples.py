@@ -1,4 +1,4 @@
-"""Knowledge-graph triples as classes: the tail of a triple is the class of its head and relation."""
+"""Knowledge-graph triples: the tail is the class to predict from head and relation."""
 
 from array import array
 from dataclasses import dataclass, replace
@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from manyclass import _check
-from manyclass.data.files import Watch, beginning, lines, shown
+from manyclass.data.files import ReadProgress, find_by_stem, lines, shown
 from manyclass.data.names import Names
 from manyclass.errors import UserError
 
@@ -21,13 +21,13 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class KnownTails:
-    """The true tails of each pair of head and relation, each pair's in a run of its own.
+    """The true tails of each pair of head and relation, in CSR form.
 
     Args:
         num_relations: reciprocal ones included; a pair's key is head · num_relations + relation.
         pair: int64 [P], the keys in ascending order.
-        start: int64 [P + 1], where the tails of each pair begin.
-        tail: int64 [N], ascending within a pair, none twice.
+        start: int64 [P + 1], the position of each pair's first tail.
+        tail: int64 [N], ascending within a pair, without duplicates.
 
     Example:
         >>> known = KnownTails.of(torch.tensor([[0, 0, 1], [0, 0, 2], [3, 0, 1]]), num_relations=1)
@@ -44,7 +44,11 @@ class KnownTails:
 
     @classmethod
     def of(cls, triples: Tensor, *, num_relations: int) -> "KnownTails":
-        """What triples [N, 3] say."""
+        """Collect the tails of triples [N, 3].
+
+        Raises:
+            ValueError: `triples` has another shape, or N is 0.
+        """
         if triples.dim() != 2 or triples.shape[1] != 3 or not len(triples):
             raise ValueError(f"`triples` must have shape [N, 3], N at least 1, got {list(triples.shape)}")
         head, relation, tail = triples.unbind(1)
@@ -58,22 +62,22 @@ class KnownTails:
         return cls(num_relations, pair, F.pad(number.cumsum(0), (1, 0)), tail)
 
     def to(self, device: torch.device | str) -> "KnownTails":
-        """The same on another device."""
+        """Copy to another device."""
         return replace(self, pair=self.pair.to(device), start=self.start.to(device), tail=self.tail.to(device))
 
     def number(self, triples: Tensor) -> Tensor:
-        """How many tails are known [B] for the heads and relations of triples [B, 3]."""
+        """Return the number of known tails [B] for the heads and relations of triples [B, 3]."""
         return self._run(triples)[1]
 
     def others(self, triples: Tensor, *, width: int | None = None) -> Tensor:
-        """Known tails [B, E] of the heads and relations of triples [B, 3], but for their own tails: -1 pads.
+        """Return the other known tails [B, E] of the heads and relations of triples [B, 3], padded with -1.
 
         Args:
             triples: [B, 3].
-            width: E, at least the greatest `number` among them. None: that, which a GPU is waited for.
+            width: E, at least the greatest `number`. None: the greatest, which synchronises with the device.
 
         Raises:
-            ValueError: a width that has no room for all.
+            ValueError: `width` is below the greatest `number`.
         """
         begin, number = self._run(triples)
         if width is None:
@@ -85,7 +89,7 @@ class KnownTails:
         return tail.masked_fill_((place >= number.unsqueeze(1)) | (tail == triples[:, 2:]), -1)
 
     def _run(self, triples: Tensor) -> tuple[Tensor, Tensor]:
-        """Where the tails of each pair begin [B], and how many they are [B]."""
+        """Return the position of the first tail of each pair [B], and the number of its tails [B]."""
         key = triples[:, 0] * self.num_relations + triples[:, 1]
         place = torch.searchsorted(self.pair, key).clamp_(max=len(self.pair) - 1)
         begin = self.start[place]
@@ -93,7 +97,7 @@ class KnownTails:
 
 
 def both_ways(triples: Tensor, num_relations: int) -> Tensor:
-    """Triples [2N, 3]: these [N, 3], then their reciprocals, in which relation r + R asks for the head.
+    """Return triples [2N, 3]: these [N, 3], then their reciprocals, with relation r + R from tail to head.
 
     Example:
         >>> both_ways(torch.tensor([[5, 0, 7]]), 3).tolist()
@@ -105,11 +109,11 @@ def both_ways(triples: Tensor, num_relations: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Triples:
-    """Triples of ids to train on, to choose by and to test on; ids go from frequent to rare.
+    """Triples of ids for training, validation and test; ids go from frequent to rare.
 
     Args:
         train, valid, test: int64 [N, 3]: head, relation, tail.
-        entities, relations: the name of each id. Entities that only `valid` or `test` have are among them.
+        entities, relations: the name of each id, including entities that occur in `valid` or `test` alone.
     """
 
     train: Tensor
@@ -120,19 +124,20 @@ class Triples:
 
     @property
     def num_entities(self) -> int:
+        """The number of entities, the classes."""
         return len(self.entities)
 
     @property
     def num_relations(self) -> int:
-        """R: those of the files. With reciprocal ones there are twice as many."""
+        """R, without reciprocal relations: with them there are 2R."""
         return len(self.relations)
 
     def both_ways(self, triples: Tensor) -> Tensor:
-        """Triples [2N, 3], see the function of this name."""
+        """Return triples [2N, 3] with reciprocals, see the function `both_ways`."""
         return both_ways(triples, self.num_relations)
 
     def known(self, *splits: str) -> KnownTails:
-        """The true tails that these splits know, both ways: "train" for training, all three to filter ranks."""
+        """Return the true tails in these splits, both ways: "train" for training, all three to filter ranks."""
         for split in splits:
             _check.choice("splits", split, SPLITS)
         triples = torch.cat([getattr(self, split) for split in splits])
@@ -140,32 +145,38 @@ class Triples:
 
 
 def read_triples(
-    path: Path, *, valid: Path | None = None, test: Path | None = None, name: str = "data", watch: Watch | None = None
+    path: Path,
+    *,
+    valid: Path | None = None,
+    test: Path | None = None,
+    name: str = "data",
+    progress: ReadProgress | None = None,
 ) -> Triples:
-    """Read triples, one a line: head TAB relation TAB tail, in UTF-8; .gz, .xz and .bz2 are read as what they hold.
+    """Read triples, one a line: head TAB relation TAB tail, in UTF-8; .gz, .xz and .bz2 are decompressed.
 
-    Blank lines are passed over.
+    Blank lines are ignored.
 
     Args:
-        path: a file to train on; or a folder that holds `train.…`, and `valid.…` and `test.…` if there are such.
-        valid, test: files. None: those of the folder; without one there are no such triples.
-        name: what the user knows the path as, for errors.
-        watch: told how far each file is read.
+        path: a training file; or a folder that holds `train.…`, and optionally `valid.…` and `test.…`.
+        valid: a file. None: that of the folder, if any.
+        test: a file. None: that of the folder, if any.
+        name: the user's name for the file, for errors.
+        progress: called with the bytes read and in total, for each file.
 
     Raises:
-        UserError: a file is missing, cannot be read, is no UTF-8, has a line that is no triple, or there is nothing to
-            train on.
+        UserError: a file is missing, cannot be read, is no UTF-8, or has a line that is no triple, or there is no
+            training triple.
     """
     paths = {"train": path, "valid": valid, "test": test}
     if path.is_dir():
-        found = {split: beginning(path, split, name=name) for split in SPLITS}
+        found = {split: find_by_stem(path, split, name=name) for split in SPLITS}
         paths = {**found, **{split: given for split, given in paths.items() if given not in (None, path)}}
     train = paths["train"]
     if train is None:
         raise UserError(f"`{name}` must be a file, or a folder with a file train.txt, got {path}, which has none")
     entities, relations = Names(), Names()
     parts = {
-        split: np.empty((0, 3), dtype=np.int64) if file is None else _read(file, entities, relations, name, watch)
+        split: np.empty((0, 3), dtype=np.int64) if file is None else _read(file, entities, relations, name, progress)
         for split, file in paths.items()
     }
     if not len(parts["train"]):
@@ -180,10 +191,10 @@ def read_triples(
     return Triples(**ranked, entities=tuple(entities), relations=tuple(relations))
 
 
-def _read(path: Path, entities: Names, relations: Names, name: str, watch: Watch | None) -> Array:
-    """The triples of a file, int64 [N, 3], numbered as they first appear."""
+def _read(path: Path, entities: Names, relations: Names, name: str, progress: ReadProgress | None) -> Array:
+    """Read the triples of a file, int64 [N, 3], with ids in order of first appearance."""
     ids = array("q")
-    for number, line in enumerate(lines(path, name=name, watch=watch), 1):
+    for number, line in enumerate(lines(path, name=name, progress=progress), 1):
         if not line.strip():
             continue
         fields = line.split("\t")

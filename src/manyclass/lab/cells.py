@@ -7,7 +7,6 @@ import importlib.util
 import inspect
 import json
 import multiprocessing
-import os
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+from manyclass.storage import atomic_write
 
 SHUTDOWN_SECONDS = 10.0  # that an interrupted run waits for cells still being computed
 
@@ -122,9 +123,8 @@ def _compute_and_store(path: Path, compute: Compute, settings: dict[str, Any], u
     result = compute(**settings, **unkeyed)
     cell = {"settings": settings, "seconds": time.perf_counter() - start, "result": result}
     path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_suffix(f".{os.getpid()}")
-    beside.write_text(json.dumps(cell))
-    os.replace(beside, path)
+    with atomic_write(path) as temporary:
+        temporary.write_text(json.dumps(cell))
 
 
 def _load_result(path: Path) -> dict[str, Any] | None:

@@ -1,7 +1,6 @@
 """Writes a report: the page, and every figure as PNG and SVG."""
 
 import importlib.util
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,8 +43,9 @@ def write_report(report: Report, folder: Path) -> WrittenReport:
     colours = report.colours()
     drawn = [path for figure in report.figures() for path in static.draw(figure, colours[figure.name], pictures)]
     path = folder / "report.html"
-    # An atomic rename, so that a browser never reads half a page.
-    beside = path.with_suffix(".tmp")
-    beside.write_text(page.render_page(report), encoding="utf-8")
-    os.replace(beside, path)
+    # Imported here because it imports torch, which drawing does not need.
+    from manyclass.storage import atomic_write
+
+    with atomic_write(path) as temporary:
+        temporary.write_text(page.render_page(report), encoding="utf-8")
     return WrittenReport(path, tuple(drawn))

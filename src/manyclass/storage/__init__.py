@@ -1,10 +1,10 @@
-"""Tensors and plain data in one safetensors file: written in one piece or not at all, and read without running code."""
+"""Tensors and plain data in one safetensors file, replaced by atomic rename and read without running code."""
 
-from manyclass.storage._beside import replacing as replacing
-from manyclass.storage.file import about as about
+from manyclass.storage.atomic import atomic_write as atomic_write
 from manyclass.storage.file import check as check
 from manyclass.storage.file import from_tensor as from_tensor
 from manyclass.storage.file import load as load
+from manyclass.storage.file import outline as outline
 from manyclass.storage.file import save as save
 from manyclass.storage.file import to_tensor as to_tensor
 from manyclass.storage.file import write_json as write_json

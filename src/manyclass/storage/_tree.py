@@ -1,6 +1,6 @@
 """Trees of plain data and tensors as JSON that names the tensors.
 
-JSON's own values stand for themselves. What it lacks is an object with one key: {"dict": [[key, value], ...]},
+JSON's values stand for themselves. A type that JSON lacks is an object with one key: {"dict": [[key, value], ...]},
 {"tuple": [...]}, {"tensor": name}, {"float": "inf"}, {"int": "0x..."} (beyond 64 bits, which not every reader has).
 """
 
@@ -12,32 +12,53 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from manyclass.storage._safetensors import has_dtype
-
-_DEEPEST = 100
-_LONGEST_NAME = 200
-_PLACES = "a dict, list, tuple, None, bool, int, float, str or Tensor"
+# By the names of the safetensors format.
+DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U64": torch.uint64,
+    "U32": torch.uint32,
+    "U16": torch.uint16,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E4M3FNUZ": torch.float8_e4m3fnuz,
+    "F8_E5M2": torch.float8_e5m2,
+    "F8_E5M2FNUZ": torch.float8_e5m2fnuz,
+    "C64": torch.complex64,
+}
+_MAX_DEPTH = 100
+_MAX_NAME_CHARACTERS = 200
+_TYPES = "a dict, list, tuple, None, bool, int, float, str or Tensor"
 
 
 class Packing:
-    """Turns a tree into JSON and a table of tensors, in which every tensor is once.
+    """A tree on its way to JSON and a table of tensors, each tensor once.
 
     Args:
         taken: names that tensors must not get.
-
-    Raises:
-        TypeError: with `json`: something that is neither plain data nor a tensor, or a key that is no str or int.
-        ValueError: with `json`: nested too deeply, as something is that contains itself.
     """
 
-    def __init__(self, taken: str) -> None:
+    def __init__(self, taken: set[str]) -> None:
         self.tensors: dict[str, Tensor] = {}
-        self._taken = {taken}
+        self._taken = set(taken)
         self._names: dict[object, str] = {}
 
     def json(self, content: Mapping[str, object]) -> bytes:
+        """Return the tree as JSON, and add its tensors to `tensors`.
+
+        Raises:
+            TypeError: a value is neither plain data nor a dense tensor, or a key is no str or int.
+            ValueError: the tree is nested too deeply, as one that contains itself is.
+        """
         text = json.dumps(self._node(content, ()), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-        # Escapes would join two surrogates that are two characters into one.
+        # Not as escapes, which would join two lone surrogates into one character.
         return text.encode("utf-8", "surrogatepass")
 
     def _node(self, value: object, path: tuple[object, ...]) -> Any:
@@ -49,20 +70,20 @@ class Packing:
             return value if math.isfinite(value) else {"float": repr(float(value))}
         if isinstance(value, Tensor):
             return {"tensor": self._name(value, path)}
-        if len(path) > _DEEPEST:
-            raise ValueError(f"`content` must be nested at most {_DEEPEST} deep, got more at `{place(path[:3])}`")
+        if len(path) > _MAX_DEPTH:
+            raise ValueError(f"`content` must be nested at most {_MAX_DEPTH} deep, got more at `{place(path[:3])}`")
         if isinstance(value, Mapping):
             return {"dict": [[_key(key, path), self._node(part, (*path, key))] for key, part in value.items()]}
         if isinstance(value, list | tuple):
             parts = [self._node(part, (*path, position)) for position, part in enumerate(value)]
             return parts if isinstance(value, list) else {"tuple": parts}
-        raise TypeError(f"`{place(path)}` must be {_PLACES}, got a {type(value).__name__}")
+        raise TypeError(f"`{place(path)}` must be {_TYPES}, got a {type(value).__name__}")
 
     def _name(self, value: Tensor, path: tuple[object, ...]) -> str:
-        if value.layout != torch.strided or value.is_meta or value.is_quantized or not has_dtype(value.dtype):
+        if value.layout != torch.strided or value.is_meta or value.is_quantized or value.dtype not in DTYPES.values():
             got = f"{value.dtype} as {value.layout} on {value.device}"
             raise TypeError(f"`{place(path)}` must be a dense tensor of a dtype that safetensors has, got {got}")
-        # A state_dict makes a new object of the same tensor each time: what it looks at tells.
+        # A state_dict makes a new object for the same tensor each time, so its memory identifies it.
         where = (value.untyped_storage()._cdata, value.storage_offset(), value.shape, value.stride(), value.dtype)
         same = (*where, value.is_conj(), value.is_neg())
         if same not in self._names:
@@ -70,26 +91,26 @@ class Packing:
             self.tensors[self._names[same]] = value
         return self._names[same]
 
-    def _free(self, wish: str) -> str:
-        """The wish, or what is near it, for no other reader's UTF-8 has surrogates."""
-        wish = wish.encode("utf-8", "replace").decode()[:_LONGEST_NAME]
-        name, number = wish, 1
+    def _free(self, wanted: str) -> str:
+        """Return an unused tensor name close to the one wanted, without surrogates: other readers refuse them."""
+        wanted = wanted.encode("utf-8", "replace").decode()[:_MAX_NAME_CHARACTERS]
+        name, number = wanted, 1
         while name in self._taken:
             number += 1
-            name = f"{wish}#{number}"
+            name = f"{wanted}#{number}"
         self._taken.add(name)
         return name
 
 
 def unpack(data: bytes, tensor: Callable[[str], Tensor]) -> dict[str, Any]:
-    """The tree of some JSON.
+    """Build the tree from the JSON of `Packing`.
 
     Args:
-        data: what `Packing.json` gave.
-        tensor: of a name; KeyError where there is none.
+        data: the JSON.
+        tensor: returns the tensor of a name, or raises KeyError.
 
     Raises:
-        ValueError: it is not what `Packing` writes; the message says why.
+        ValueError: `Packing` does not write such JSON; the message says why.
     """
     try:
         content = _value(json.loads(data.decode("utf-8", "surrogatepass")), tensor, 0)
@@ -103,8 +124,8 @@ def unpack(data: bytes, tensor: Callable[[str], Tensor]) -> dict[str, Any]:
 
 
 def _value(node: Any, tensor: Callable[[str], Tensor], depth: int) -> Any:
-    # What the deepest dict or list holds is one deeper.
-    if depth > _DEEPEST + 1:
+    # The values in the deepest dict or list are one level deeper.
+    if depth > _MAX_DEPTH + 1:
         raise ValueError("its JSON is nested too deeply")
     if isinstance(node, list):
         return [_value(part, tensor, depth + 1) for part in node]
@@ -143,5 +164,5 @@ def _key(key: object, path: tuple[object, ...]) -> str | int:
 
 
 def place(path: tuple[object, ...]) -> str:
-    """As it would be written in Python."""
+    """Return a path in the tree as a Python expression."""
     return "content" + "".join(f"[{key!r}]" for key in path)

@@ -1,202 +1,290 @@
-"""Saving and loading one file."""
+"""Save and load one safetensors file: the `safetensors` library reads and writes it, the digest is added here."""
 
 import contextlib
 import io
 import json
+import os
+import re
 import stat
 from collections.abc import Iterator, Mapping
-from io import BufferedReader
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
+import safetensors
+import safetensors.torch
 import torch
+from safetensors import SafetensorError, TensorSpec
+from torch import Tensor
 
 from manyclass.errors import UserError
-from manyclass.storage import _safetensors
-from manyclass.storage._beside import replacing
-from manyclass.storage._safetensors import Entry, Header, RefusedError
-from manyclass.storage._tree import Packing, unpack
+from manyclass.storage._digest import (
+    CHUNK_BYTES,
+    NO_DIGEST,
+    RefusedError,
+    compare,
+    read_header,
+    started_digest,
+    write_digest,
+)
+from manyclass.storage._tree import DTYPES, Packing, unpack
+from manyclass.storage.atomic import atomic_write
 
-_FORMAT = 1
-_TREE = "content.json"
+_FORMAT = 2
+_TREE = "content.json"  # the tensor that holds the tree, since headers must stay small
+_METADATA = "manyclass"  # a single key, since the library writes several in random order
+_ERROR_NUMBER = re.compile(r"os error (\d+)")
 
 
-def save(path: Path, content: Mapping[str, object], *, kind: str, keep: Path | None = None) -> None:
-    """Save plain data and tensors as one safetensors file, as a whole or not at all.
-
-    It is written beside, synced and renamed, so `path` is at every moment the old file or the new one.
+def save(path: Path, content: Mapping[str, object], *, content_type: str, keep: Path | None = None) -> None:
+    """Save plain data and tensors as one safetensors file, replaced by atomic rename.
 
     Args:
-        path: the file; its folder exists.
+        path: the file, in an existing folder.
         content: a tree of dicts (with keys of str or int), lists, tuples, None, bool, int, float, str and dense
-            tensors. It comes back equal, and types too, except that what derives from one of these comes back as that:
-            an OrderedDict as a dict, a Parameter as a Tensor. Tensors of any device are saved from the CPU, a tensor
-            that is in several places once.
-        kind: what it is, in a word; `load` asks for the same.
-        keep: where to put the file that was there before, in the same folder. None: nowhere.
+            tensors. It is loaded equal and with equal types, but subclasses become their base: an OrderedDict a dict, a
+            Parameter a Tensor. Tensors that are on another device or not contiguous are first copied to the CPU, all
+            of them. A tensor that occurs several times is saved once.
+        content_type: a word for the content; `load` requires the same.
+        keep: new name of the file replaced, in the same folder. None: it is deleted.
 
     Raises:
-        TypeError: something in `content` is none of these.
+        TypeError: `content` holds a value or a key of another type.
         ValueError: `content` is nested too deeply, or has too many tensors.
-        UserError: the disk is full, or the file cannot be written. Nothing was overwritten then.
+        UserError: the disk is full, or the file cannot be written. Nothing was overwritten.
 
     Example:
         >>> import tempfile
         >>> path = Path(tempfile.mkdtemp()) / "counts.safetensors"
-        >>> save(path, {"counts": torch.tensor([3, 1]), "names": ("the", "of")}, kind="counts")
-        >>> load(path, kind="counts")
+        >>> save(path, {"counts": torch.tensor([3, 1]), "names": ("the", "of")}, content_type="counts")
+        >>> load(path, content_type="counts")
         {'counts': tensor([3, 1]), 'names': ('the', 'of')}
     """
     from manyclass import __version__
 
-    packing = Packing(_TREE)
-    tree = packing.json(content)
-    # Last: tensors of larger elements come first, and among equals it is last here. Headers must be small, a tree not.
-    tensors = {**packing.tensors, _TREE: torch.frombuffer(bytearray(tree), dtype=torch.uint8)}
-    metadata = {"manyclass_format": str(_FORMAT), "manyclass_version": __version__, "kind": kind}
-    with replacing(path, keep=keep) as file:
-        _safetensors.write(file, tensors, metadata)
+    tensors = _packed(content)
+    about = {"format": _FORMAT, "content_type": content_type, "version": __version__}
+    with atomic_write(path, keep=keep) as temporary:
+        temporary.touch()
+        mode = temporary.stat().st_mode
+        try:
+            safetensors.serialize_file(_specs(tensors), temporary, _metadata(about))
+        except SafetensorError as error:
+            # The library hides the number of the system's error in its message.
+            number = _ERROR_NUMBER.search(str(error))
+            raise OSError(*((int(number[1]), os.strerror(int(number[1]))) if number else (str(error),))) from None
+        # The library makes a file that only its owner may read.
+        temporary.chmod(mode)
+        with temporary.open("r+b") as file:
+            write_digest(file, len(tensors))
 
 
 def write_json(path: Path, content: object) -> None:
-    """Write a JSON file for people to read, as a whole or not at all.
+    """Write a JSON file for people to read, replaced by atomic rename.
 
     Raises:
-        UserError: the disk is full, or the file cannot be written. Nothing was overwritten then.
+        UserError: the disk is full, or the file cannot be written. Nothing was overwritten.
     """
-    with replacing(path) as file:
-        file.write((json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode())
+    with atomic_write(path) as temporary:
+        temporary.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def to_tensor(content: Mapping[str, object]) -> torch.Tensor:
-    """Plain data and tensors as bytes, uint8, for where only a tensor can be kept; `content` as of `save`.
+def to_tensor(content: Mapping[str, object]) -> Tensor:
+    """Serialize plain data and tensors to bytes, uint8, for a state dict; `content` as for `save`.
 
     Example:
         >>> from_tensor(to_tensor({"steps": 3, "table": torch.ones(2)}))
         {'steps': 3, 'table': tensor([1., 1.])}
     """
-    packing = Packing(_TREE)
-    tree = packing.json(content)
-    file = io.BytesIO()
-    tensors = {**packing.tensors, _TREE: torch.frombuffer(bytearray(tree), dtype=torch.uint8)}
-    _safetensors.write(file, tensors, {})
+    tensors = _packed(content)
+    file = io.BytesIO(safetensors.serialize(_specs(tensors), _metadata({})))
+    write_digest(file, len(tensors))
     return torch.frombuffer(bytearray(file.getbuffer()), dtype=torch.uint8)
 
 
-def from_tensor(tensor: torch.Tensor) -> dict[str, Any]:
-    """What `to_tensor` was given, with tensors on the CPU.
+def from_tensor(tensor: Tensor) -> dict[str, Any]:
+    """Return the content given to `to_tensor`, with tensors on the CPU.
 
     Raises:
-        ValueError: it is something else, or damaged.
+        ValueError: the bytes are not from `to_tensor`, or damaged.
     """
-    file = io.BytesIO(tensor.cpu().numpy().tobytes())
+    data = tensor.cpu().numpy().tobytes()
     try:
-        header = _safetensors.read_header(file, len(tensor))
-        tensors = dict(_safetensors.tensors(file, header, _safetensors.entries(header, len(tensor))))
-        if _TREE not in tensors:
-            raise RefusedError("it is damaged: it has no JSON")
-        return _unpacked(tensors[_TREE].numpy().tobytes(), tensors)
-    except RefusedError as reason:
-        raise ValueError(f"`tensor` must be what `to_tensor` gave: {reason}") from None
+        header = read_header(io.BytesIO(data), len(data))
+        digest = started_digest(header)
+        digest.update(data[len(header) :])
+        compare(digest, header)
+        return _unpacked(safetensors.torch.load(data))
+    except (RefusedError, SafetensorError) as reason:
+        raise ValueError(f"`tensor` must come from `to_tensor`: {reason}") from None
 
 
-def load(path: Path, *, kind: str) -> dict[str, Any]:
-    """What was saved, with tensors on the CPU. Loading runs no code, whatever the file is.
+def load(path: Path, *, content_type: str) -> dict[str, Any]:
+    """Load saved content, with tensors on the CPU that own their memory. No file can make this run code.
 
     Args:
         path: the file.
-        kind: what it must be.
+        content_type: the one the file must have.
 
     Raises:
-        UserError: there is no such file; it is damaged, of another kind, of another program or of a newer version.
+        UserError: there is no such file; it is damaged, has another content type or another format, or is not of
+            manyclass; memory does not suffice.
     """
-    with _opened(path, kind) as (file, header, table):
-        tensors = dict(_safetensors.tensors(file, header, table))
-        tree = tensors[_TREE].numpy().tobytes()
-        return _unpacked(tree, tensors)
+    with _opened(path, content_type) as file:
+        file.outline()
+        digest = started_digest(file.header)
+        tensors = {}
+        # In the order of the file, whose bytes are the tensors' without gaps: the library has checked that.
+        for name in file.tensors.offset_keys():
+            tensors[name] = file.read(name)
+            digest.update(tensors[name].reshape(-1).view(torch.uint8).numpy().data)
+        compare(digest, file.header)
+        return _unpacked(tensors)
 
 
-def about(path: Path, *, kind: str) -> dict[str, Any]:
-    """What was saved, with tensors on torch's "meta" device: they have a shape and a dtype, and were not read.
+def outline(path: Path, *, content_type: str) -> dict[str, Any]:
+    """Load saved content with tensors on the "meta" device, which have shape and dtype but are not read.
 
     Raises:
-        UserError: as `load`, except that damage in a tensor is not seen.
+        UserError: as `load`, but damage in a tensor is not seen.
     """
-    with _opened(path, kind) as (file, _, table):
-        return _outline(file, table)
+    with _opened(path, content_type) as file:
+        return _unpacked({**file.outline(), _TREE: file.read(_TREE)})
 
 
-def check(path: Path, *, kind: str) -> None:
-    """Read a file to the end and keep nothing of it.
+def check(path: Path, *, content_type: str) -> None:
+    """Read a file to its end in bounded memory.
 
     Raises:
         UserError: as `load`.
     """
-    with _opened(path, kind) as (file, header, table):
-        _safetensors.check(file, header)
-        _outline(file, table)
+    with _opened(path, content_type) as file:
+        digest = started_digest(file.header)
+        while chunk := file.raw.read(CHUNK_BYTES):
+            digest.update(chunk)
+        compare(digest, file.header)
+        _unpacked({**file.outline(), _TREE: file.read(_TREE)})
+
+
+@dataclass(frozen=True)
+class _File:
+    """An open file.
+
+    Args:
+        header: its bytes up to the first tensor.
+        raw: the file, at its first tensor.
+        tensors: the file, opened by the library.
+    """
+
+    header: bytes
+    raw: BinaryIO
+    tensors: Any
+
+    def outline(self) -> dict[str, Tensor]:
+        """Return all tensors on the meta device, and so check their shapes and dtypes before memory is taken."""
+        found = {}
+        for name in self.tensors.offset_keys():
+            entry = self.tensors.get_slice(name)
+            if entry.get_dtype() not in DTYPES:
+                raise RefusedError(f"its tensor {name!r} has the dtype {entry.get_dtype()}, which is not supported")
+            try:
+                found[name] = torch.empty(entry.get_shape(), dtype=DTYPES[entry.get_dtype()], device="meta")
+            except (RuntimeError, OverflowError):
+                raise RefusedError(f"it is damaged: its tensor {name!r} has an impossible shape") from None
+        if _TREE not in found or found[_TREE].dtype != torch.uint8:
+            raise RefusedError("it is damaged: it has no JSON")
+        return found
+
+    def read(self, name: str) -> Tensor:
+        try:
+            tensor: Tensor = self.tensors.get_tensor(name)
+        except (RuntimeError, MemoryError):
+            raise RefusedError(f"its tensor {name!r} needs more memory than there is") from None
+        return tensor
 
 
 @contextlib.contextmanager
-def _opened(path: Path, kind: str) -> Iterator[tuple[BufferedReader, Header, dict[str, Entry]]]:
-    """An open file whose header is as it should be; turns what is wrong with it into a message."""
+def _opened(path: Path, content_type: str) -> Iterator[_File]:
+    """Open a file of this content type, and turn what is wrong with it into a message."""
     try:
-        with path.open("rb") if _is_file(path) else contextlib.nullcontext() as file:
-            if file is None:
-                raise RefusedError("it is no file")
-            size = file.seek(0, 2)
-            file.seek(0)
-            header = _safetensors.read_header(file, size)
-            _accept(header.metadata, kind)
-            table = _safetensors.entries(header, size)
-            tree = table.get(_TREE)
-            if tree is None or tree.dtype != torch.uint8:
-                raise RefusedError("it is damaged: it has no JSON")
-            yield file, header, table
+        # Opening a pipe would wait for a writer.
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise RefusedError("it is no file")
+        # Read, not memory-mapped: tensors own their memory, and a file cut short while it is read is an error, where a
+        # memory map would end the process.
+        with path.open("rb") as raw:
+            header = read_header(raw, os.fstat(raw.fileno()).st_size)
+            with safetensors.safe_open(path, "pt", backend="pread") as tensors:
+                _accept(tensors.metadata() or {}, content_type)
+                if not os.path.samestat(os.fstat(raw.fileno()), path.stat()):
+                    raise RefusedError("it was replaced while it was opened: read it again")
+                yield _File(header, raw, tensors)
     except FileNotFoundError:
         raise UserError(f"cannot read {path}: there is no such file") from None
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror or error}") from None
+    except MemoryError:
+        raise UserError(f"cannot read {path}: it needs more memory than there is") from None
+    except SafetensorError as error:
+        reason = " ".join(str(error).removeprefix("Error while deserializing header: ").split())
+        raise UserError(f"cannot read {path}: it is cut off or damaged: {reason[:200]}") from None
     except RefusedError as reason:
         raise UserError(f"cannot read {path}: {reason}") from None
 
 
-def _is_file(path: Path) -> bool:
-    # Opening a pipe would wait for a writer.
-    return stat.S_ISREG(path.stat().st_mode)
-
-
-def _accept(metadata: Mapping[str, str], kind: str) -> None:
-    version = metadata.get("manyclass_format")
-    if version is None:
+def _accept(metadata: Mapping[str, str], content_type: str) -> None:
+    if "manyclass_format" in metadata:
+        raise RefusedError(f"it was written by an earlier version of manyclass; this one reads format {_FORMAT}")
+    if _METADATA not in metadata:
         raise RefusedError("it is a safetensors file, but not one of manyclass")
-    if not (version.isascii() and version.isdigit() and len(version) < 10):
+    try:
+        about = json.loads(metadata[_METADATA])
+        version, found = about["format"], about["content_type"]
+    except (ValueError, RecursionError, KeyError, TypeError):
+        version = found = None
+    if type(version) is not int:
         raise RefusedError("it is damaged: its format has no number")
-    if int(version) > _FORMAT:
+    if version > _FORMAT:
         raise RefusedError(
-            f"it was written by a newer version, format {int(version)}; this one reads up to {_FORMAT}: "
-            "upgrade manyclass"
+            f"it was written by a newer version, format {version}; this one reads format {_FORMAT}: upgrade manyclass"
         )
-    if (found := metadata.get("kind")) != kind:
-        raise RefusedError(f"it is of the kind {found!r}, not {kind!r}")
+    if version < _FORMAT:
+        raise RefusedError(f"it was written by an earlier version of manyclass; this one reads format {_FORMAT}")
+    if found != content_type:
+        raise RefusedError(f"its content type is {found!r}, not {content_type!r}")
 
 
-def _outline(file: BufferedReader, table: Mapping[str, Entry]) -> dict[str, Any]:
-    file.seek(table[_TREE].begin)
-    tree = file.read(table[_TREE].size)
+def _metadata(about: Mapping[str, object]) -> dict[str, str]:
+    return {_METADATA: json.dumps({**about, "digest": NO_DIGEST}, separators=(",", ":"))}
+
+
+def _packed(content: Mapping[str, object]) -> dict[str, Tensor]:
+    """Turn content into named tensors, contiguous and on the CPU; one of them is the tree that names the others."""
+    packing = Packing({_TREE, "__metadata__"})
+    tree = torch.frombuffer(bytearray(packing.json(content)), dtype=torch.uint8)
+    tensors = {**packing.tensors, _TREE: tree}
+    return {name: tensor.detach().resolve_conj().resolve_neg().cpu().contiguous() for name, tensor in tensors.items()}
+
+
+def _specs(tensors: Mapping[str, Tensor]) -> dict[str, TensorSpec]:
+    """Describe tensors for the library, which reads them by address: they must outlive the call."""
+    return {
+        name: TensorSpec(
+            dtype=str(tensor.dtype).removeprefix("torch."),
+            shape=tensor.shape,
+            data_ptr=tensor.data_ptr(),
+            data_len=tensor.nbytes,
+        )
+        for name, tensor in tensors.items()
+    }
+
+
+def _unpacked(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Build the tree, with these tensors for the names in it."""
+    if _TREE not in tensors:
+        raise RefusedError("it is damaged: it has no JSON")
+    named = {name: tensor for name, tensor in tensors.items() if name != _TREE}
     try:
-        empty = {
-            name: torch.empty(entry.shape, dtype=entry.dtype, device="meta")
-            for name, entry in table.items()
-            if name != _TREE
-        }
-    except (RuntimeError, OverflowError):
-        raise RefusedError("it is damaged: it has a tensor of an impossible shape") from None
-    return _unpacked(tree, empty)
-
-
-def _unpacked(tree: bytes, tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
-    try:
-        return unpack(tree, tensors.__getitem__)
+        return unpack(tensors[_TREE].numpy().tobytes(), named.__getitem__)
     except ValueError as error:
         raise RefusedError(f"it is damaged: {error}") from None

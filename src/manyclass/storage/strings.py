@@ -1,4 +1,4 @@
-"""Millions of strings as two tensors."""
+"""Millions of strings, packed into two tensors."""
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -10,13 +10,13 @@ from manyclass import _check
 
 
 def pack_strings(strings: Sequence[str]) -> dict[str, Tensor]:
-    """Strings as their bytes, uint8 [N], and where each ends, int64 [S]: what names of classes are saved as.
+    """Pack strings into their bytes, uint8 [N], and the end of each, int64 [S]: the saved form of class names.
 
     Args:
-        strings: any; surrogates survive.
+        strings: any strings; lone surrogates are kept.
 
     Raises:
-        TypeError: something in it is no str.
+        TypeError: an element is no str.
 
     Example:
         >>> pack_strings(["the", "", "of"])["ends"]
@@ -36,10 +36,11 @@ def pack_strings(strings: Sequence[str]) -> dict[str, Tensor]:
 
 
 def unpack_strings(packed: Mapping[str, Tensor]) -> list[str]:
-    """The strings of `pack_strings`.
+    """Return the strings given to `pack_strings`.
 
     Raises:
-        ValueError: that is not what was given.
+        TypeError: an entry is missing or no tensor.
+        ValueError: dtypes, shapes or ends cannot come from `pack_strings`, or the bytes are no UTF-8.
     """
     data, ends = (_check.tensor(f"packed[{name!r}]", packed.get(name)) for name in ("bytes", "ends"))
     if (data.dtype, data.dim(), ends.dtype, ends.dim()) != (torch.uint8, 1, torch.int64, 1):

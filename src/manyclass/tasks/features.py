@@ -12,7 +12,7 @@ from manyclass.encoders import FeatureEncoder
 from manyclass.errors import UserError
 from manyclass.tasks.model import Body, Model, Plan
 from manyclass.tasks.settings import Settings
-from manyclass.tasks.task import Questions, Source, Task, Watch
+from manyclass.tasks.task import Questions, ReadProgress, Source, Task
 
 if TYPE_CHECKING:
     from manyclass.data import Reader
@@ -53,10 +53,10 @@ class FeaturesKind:
     seen = None
     by_line = False
 
-    def read(self, source: Source, settings: Settings, folder: Path, watch: Watch | None = None) -> Task:
-        reader = open_rows(source.data, format=source.format, label=source.label, labels=source.labels, watch=watch)
+    def read(self, source: Source, settings: Settings, folder: Path, watch: ReadProgress | None = None) -> Task:
+        reader = open_rows(source.data, format=source.format, label=source.label, labels=source.labels, progress=watch)
         names = Names()
-        rows = spool(reader, folder / "train", names=names, watch=watch)
+        rows = spool(reader, folder / "train", names=names, progress=watch)
         about = [f"{source.data.name}: {len(rows):,} rows of {rows.num_features:,} features, {len(names):,} classes"]
         if source.held_out is None:
             order = np.random.default_rng(settings.seed).permutation(_known(rows, len(names)))
@@ -67,10 +67,15 @@ class FeaturesKind:
             about.append(f"one row in {_HELD_OUT} is held out")
         else:
             other = open_rows(
-                source.held_out, format=source.format, labels=None, schema=reader.schema, name="held-out", watch=watch
+                source.held_out,
+                format=source.format,
+                labels=None,
+                schema=reader.schema,
+                name="held-out",
+                progress=watch,
             )
             every = Names(names)
-            apart = spool(other, folder / "held_out", names=every, watch=watch, name="held-out")
+            apart = spool(other, folder / "held_out", names=every, progress=watch, name="held-out")
             held_out, chosen = _known(apart, len(names)), np.arange(len(rows))
             if not len(held_out):
                 raise UserError(f"`held-out` must hold labels that are trained on, got none in {source.held_out}")

@@ -31,7 +31,7 @@ from manyclass.tasks.optimizers import make_optimizers, make_schedulers
 from manyclass.tasks.restore import check_files, restore
 from manyclass.tasks.settings import Settings
 from manyclass.tasks.size import check_size
-from manyclass.tasks.task import Source, Task, Watch, check_settings
+from manyclass.tasks.task import ReadProgress, Source, Task, check_settings
 from manyclass.training import (
     Batch,
     Callback,
@@ -75,7 +75,7 @@ class Fit:
     probe_every: int = 200
     checkpoint_every: float = 60.0
     device: str | None = None
-    watch: Watch | None = None
+    watch: ReadProgress | None = None
     callbacks: Sequence[Callback] = ()
 
     def __post_init__(self) -> None:

@@ -58,7 +58,7 @@ def open_index(model: Model, source: Source, folder: Path, *, k: int, recall: fl
     number = min(k, len(model.names))
     if path.exists():
         try:
-            held = storage.load(path, kind="index")
+            held = storage.load(path, content_type="index")
             index = Index.from_state(IndexState(held["tensors"], held["about"]), model.head)
             if index.report.k >= number and index.report.wanted >= recall:
                 return index, False
@@ -74,7 +74,7 @@ def open_index(model: Model, source: Source, folder: Path, *, k: int, recall: fl
         raise UserError(f"`data` must hold at least 2 examples to tune an index on, got {source.data}")
     index = Index.build(model.head, torch.cat(rows), k=number, recall=recall)
     state = index.state()
-    storage.save(path, {"tensors": dict(state.tensors), "about": dict(state.about)}, kind="index")
+    storage.save(path, {"tensors": dict(state.tensors), "about": dict(state.about)}, content_type="index")
     return index, True
 
 

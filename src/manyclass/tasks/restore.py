@@ -30,7 +30,7 @@ def check_files(folder: Path, which: Literal["newest", "previous"]) -> None:
     checkpoint, best = folder / f"{which}.safetensors", folder / "best.safetensors"
     if checkpoint.exists():
         try:
-            storage.check(checkpoint, kind="checkpoint")
+            storage.check(checkpoint, content_type="checkpoint")
         except UserError as error:
             other = "previous" if which == "newest" else "newest"
             raise UserError(f"{error}; {_other(folder, other)}") from None
@@ -44,7 +44,7 @@ def check_files(folder: Path, which: Literal["newest", "previous"]) -> None:
 def _other(folder: Path, which: str) -> str:
     path = folder / f"{which}.safetensors"
     try:
-        storage.check(path, kind="checkpoint")
+        storage.check(path, content_type="checkpoint")
     except UserError:
         return f"nothing else in {folder} can be gone on from"
     option = "with `--from-previous`" if which == "previous" else "without `--from-previous`"

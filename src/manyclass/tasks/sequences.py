@@ -11,7 +11,7 @@ from manyclass.data import LastBatches, SequenceBatches, Sequences, read_sequenc
 from manyclass.errors import Notice, UserError
 from manyclass.tasks.model import Body, Model, Plan
 from manyclass.tasks.settings import Settings
-from manyclass.tasks.task import Questions, Source, Task, Watch
+from manyclass.tasks.task import Questions, ReadProgress, Source, Task
 from manyclass.tasks.text import recurrent
 
 _AT_ONCE = 512
@@ -54,8 +54,8 @@ class SequencesKind:
     seen = False
     by_line = False
 
-    def read(self, source: Source, settings: Settings, folder: Path, watch: Watch | None = None) -> Task:
-        sequences = read_sequences(source.data, watch=watch)
+    def read(self, source: Source, settings: Settings, folder: Path, watch: ReadProgress | None = None) -> Task:
+        sequences = read_sequences(source.data, progress=watch)
         length = settings.length or 1
         valid = sequences.last_batches("valid", _AT_ONCE, length=length, seen=False)
         train = SequenceBatches(sequences, settings.batch_size or 1, length=length, seed=settings.seed)

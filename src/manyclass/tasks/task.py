@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from manyclass.data.files import Watch as Watch
+from manyclass.data.files import ReadProgress as ReadProgress
 from manyclass.errors import UserError
 from manyclass.tasks.model import Body, Model, Plan
 from manyclass.tasks.settings import Settings
@@ -141,7 +141,7 @@ class Kind(Protocol):
     @property
     def by_line(self) -> bool: ...
 
-    def read(self, source: Source, settings: Settings, folder: Path, watch: Watch | None = None) -> Task:
+    def read(self, source: Source, settings: Settings, folder: Path, watch: ReadProgress | None = None) -> Task:
         """Read what there is to train on; files that are kept meanwhile go into the folder."""
         ...
 

@@ -17,7 +17,7 @@ from manyclass.encoders import Recurrent
 from manyclass.errors import UserError
 from manyclass.tasks.model import Body, Model, Plan
 from manyclass.tasks.settings import Settings
-from manyclass.tasks.task import Questions, Source, Task, Watch
+from manyclass.tasks.task import Questions, ReadProgress, Source, Task
 from manyclass.training.batch import IGNORED
 
 _SCENE = 64  # tokens that an evaluation reads before those it counts
@@ -102,10 +102,10 @@ class TextKind:
     seen = None
     by_line = True
 
-    def read(self, source: Source, settings: Settings, folder: Path, watch: Watch | None = None) -> Task:
+    def read(self, source: Source, settings: Settings, folder: Path, watch: ReadProgress | None = None) -> Task:
         split, min_count = source.split or "spaces", source.min_count or 1
         text = read_text(
-            source.data, held_out=source.held_out, split=split, min_count=min_count, folder=folder, watch=watch
+            source.data, held_out=source.held_out, split=split, min_count=min_count, folder=folder, progress=watch
         )
         return self.task(text, settings, {"split": split})
 

@@ -14,7 +14,7 @@ from manyclass.encoders.complex import START
 from manyclass.errors import UserError
 from manyclass.tasks.model import Body, Model, Plan
 from manyclass.tasks.settings import Settings
-from manyclass.tasks.task import Questions, Source, Task, Watch
+from manyclass.tasks.task import Questions, ReadProgress, Source, Task
 
 _AT_ONCE = 1024
 _ASKED = "?"
@@ -62,8 +62,8 @@ class TriplesKind:
     seen = True
     by_line = True
 
-    def read(self, source: Source, settings: Settings, folder: Path, watch: Watch | None = None) -> Task:
-        triples = read_triples(source.data, valid=source.held_out, watch=watch)
+    def read(self, source: Source, settings: Settings, folder: Path, watch: ReadProgress | None = None) -> Task:
+        triples = read_triples(source.data, valid=source.held_out, progress=watch)
         if not len(triples.valid):
             # A file alone: one triple in twenty is held out.
             chosen = torch.randperm(len(triples.train), generator=torch.Generator().manual_seed(settings.seed))

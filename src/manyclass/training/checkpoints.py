@@ -122,13 +122,13 @@ class Checkpoints(Callback):
 
     def _save_best(self) -> None:
         if self._owed is not None:
-            storage.save(_path(self._folder, "best"), self._model(), kind=_KINDS["best"])
+            storage.save(_path(self._folder, "best"), self._model(), content_type=_KINDS["best"])
             self._best_cost, self._owed = cost(self._owed, self._by), None
 
     def _save_newest(self) -> None:
         content = {"state": self._state(), "best_cost": self._best_cost}
         previous = _path(self._folder, "previous")
-        storage.save(_path(self._folder, "newest"), content, kind=_KINDS["newest"], keep=previous)
+        storage.save(_path(self._folder, "newest"), content, content_type=_KINDS["newest"], keep=previous)
 
     def _try(self, save: Callable[[], None]) -> None:
         try:
@@ -159,7 +159,7 @@ def _read(folder: Path, which: Which) -> tuple[dict[str, Any], Path]:
     _check.choice("which", which, tuple(_KINDS))
     path = _path(folder, which)
     try:
-        content = storage.load(path, kind=_KINDS[which])
+        content = storage.load(path, content_type=_KINDS[which])
         state, best_cost = content.get("state"), content.get("best_cost")
         if which != "best" and not (isinstance(state, dict) and isinstance(best_cost, float)):
             raise UserError(f"cannot read {path}: it is damaged: it has no state of a training")
@@ -173,7 +173,7 @@ def _offer(folder: Path, refused: Which) -> str:
         path = _path(folder, which)
         if which != refused:
             try:
-                storage.check(path, kind=kind)
+                storage.check(path, content_type=kind)
             except UserError:
                 continue
             alone = ", though it is the model alone" if which == "best" else ""

@@ -1,6 +1,5 @@
 """The exactly trained reference model, cached in a file."""
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +7,7 @@ import torch
 
 from manyclass.heads import ClassHead
 from manyclass.lab.study.model import Encoder, build_model, load_text, loss_columns, train_model
+from manyclass.storage import atomic_write
 
 
 def train_exactly(*, text: str, rate: float, seed: int, epochs: int, device: str, folder: str) -> dict[str, Any]:
@@ -15,9 +15,9 @@ def train_exactly(*, text: str, rate: float, seed: int, epochs: int, device: str
     train, held_out, num_classes = load_text(Path(folder) / f"{text}.pt", device)
     done = train_model(train, held_out, num_classes, design=None, k=0, rate=rate, seed=seed, epochs=epochs)
     path = _path(folder, text=text, rate=rate, seed=seed, epochs=epochs, device=device)
-    beside = path.with_suffix(f".{os.getpid()}")
-    torch.save({"encoder": done.encoder.state_dict(), "weight": done.head.weight, "bias": done.head.bias}, beside)
-    os.replace(beside, path)
+    with atomic_write(path) as temporary:
+        kept = {"encoder": done.encoder.state_dict(), "weight": done.head.weight, "bias": done.head.bias}
+        torch.save(kept, temporary)
     return loss_columns(done.points)
 
 
