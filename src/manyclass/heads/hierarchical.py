@@ -142,4 +142,5 @@ class HierarchicalHead(nn.Module):
             raise ValueError(f"`hidden` must have shape [..., {self.dim}], got {list(hidden.shape)}")
 
     def extra_repr(self) -> str:
+        """Return the options shown by `repr`."""
         return f"dim={self.dim}, num_classes={self.num_classes}, depth={len(self._code.leaves) - 1}"

@@ -140,6 +140,7 @@ class ClassHead(nn.Module):
 
     @property
     def num_classes(self) -> int:
+        """The number of classes C."""
         return self.weight.shape[0]
 
     forward = sampled_loss
@@ -337,6 +338,7 @@ class ClassHead(nn.Module):
             )
 
     def extra_repr(self) -> str:
+        """Return the options shown by `repr`."""
         similarity = "" if self.similarity == "dot" else f", similarity='cosine', scale={self.scale:g}"
         return (
             f"dim={self.dim}, num_classes={self.num_classes}, bias={self.bias is not None}{similarity}, "

@@ -46,6 +46,7 @@ class ScorerHead(nn.Module):
 
     @property
     def num_classes(self) -> int:
+        """The number of classes C."""
         return self.sampler.num_classes
 
     @property

@@ -34,6 +34,7 @@ class WeightSource(nn.Module):
 
     @property
     def num_classes(self) -> int:
+        """The number of classes C."""
         return self.weights.num_classes if isinstance(self.weights, ClassCounts) else len(self.weights)
 
     def read(self) -> Tensor:

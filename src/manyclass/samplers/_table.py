@@ -175,6 +175,7 @@ class MassTable(nn.Module):
 
     @property
     def device(self) -> torch.device:
+        """The device of its tables."""
         return self._cumulative_bits.device
 
     @property

@@ -143,10 +143,12 @@ class Bernoulli(nn.Module):
 
     @property
     def num_classes(self) -> int:
+        """The number of classes C."""
         return self.table.num_classes
 
     @property
     def device(self) -> torch.device:
+        """The device of its tables."""
         return self.table.device
 
     forward = checked_draw
@@ -220,6 +222,7 @@ class Bernoulli(nn.Module):
         self.refresh()
 
     def extra_repr(self) -> str:
+        """Return the options shown by `repr`."""
         return f"k={self.k}, group_size={self.group_size}"
 
 

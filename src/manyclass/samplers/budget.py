@@ -87,18 +87,22 @@ class Budget(nn.Module):
 
     @property
     def num_classes(self) -> int:
+        """The number of classes C."""
         return self.sampler.num_classes
 
     @property
     def device(self) -> torch.device | None:
+        """The device of its tables."""
         return self.sampler.device
 
     @property
     def unbiased(self) -> bool:
+        """True if it keeps the promise of `Sampler`."""
         return self.sampler.unbiased
 
     @property
     def renormalises(self) -> bool:
+        """True if it draws from the complement of the excluded classes."""
         return self.sampler.renormalises
 
     forward = checked_draw
@@ -175,4 +179,5 @@ class Budget(nn.Module):
             self.sampler.set_k(k)
 
     def extra_repr(self) -> str:
+        """Return the options shown by `repr`."""
         return f"rmse_log_z={self.rmse_log_z:g}, least={self.least}, most={self.most}"

@@ -107,10 +107,12 @@ class Clustered(nn.Module):
 
     @property
     def num_classes(self) -> int:
+        """The number of classes C."""
         return self.source.num_classes
 
     @property
     def device(self) -> torch.device:
+        """The device of its tables."""
         return self._explicit.device
 
     forward = checked_draw
@@ -212,6 +214,7 @@ class Clustered(nn.Module):
         self.schedule.restart(*self.schedule.vectors)
 
     def extra_repr(self) -> str:
+        """Return the options shown by `repr`."""
         return f"k={self.k}, explicit={self._num_explicit}, group_size={self.group_size}, mix={self.mix:g}"
 
 

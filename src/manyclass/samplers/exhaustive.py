@@ -52,4 +52,5 @@ class Exhaustive(nn.Module):
         self.num_classes = _check.whole("num_classes", num_classes, 1)
 
     def extra_repr(self) -> str:
+        """Return the options shown by `repr`."""
         return f"num_classes={self.num_classes}"

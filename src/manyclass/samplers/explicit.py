@@ -71,6 +71,7 @@ class WithExplicit(nn.Module):
 
     @property
     def num_classes(self) -> int:
+        """The number of classes C."""
         if self.sampler is not None:
             return self.sampler.num_classes
         assert self._num_classes is not None
@@ -78,20 +79,24 @@ class WithExplicit(nn.Module):
 
     @property
     def device(self) -> torch.device | None:
+        """The device of its tables."""
         if self._explicit is not None:
             return self._explicit.device
         return None if self.sampler is None else self.sampler.device
 
     @property
     def renormalises(self) -> bool:
+        """True if it draws from the complement of the excluded classes."""
         return self.sampler is not None and self.sampler.renormalises
 
     @property
     def unbiased(self) -> bool:
+        """True if it keeps the promise of `Sampler`."""
         return self.sampler is not None and self.sampler.unbiased
 
     @property
     def learns(self) -> bool:
+        """True if `observe` changes what is drawn later."""
         return self.sampler is not None and self.sampler.learns
 
     @property
@@ -198,6 +203,7 @@ class WithExplicit(nn.Module):
         self._num_classes = num_classes
 
     def extra_repr(self) -> str:
+        """Return the options shown by `repr`."""
         return "explicit='batch'" if self._explicit is None else f"explicit={len(self._explicit)} classes"
 
 

@@ -58,14 +58,17 @@ class Importance(nn.Module):
 
     @property
     def renormalises(self) -> bool:
+        """True if it draws from the complement of the excluded classes."""
         return self.group_size == 1
 
     @property
     def num_classes(self) -> int:
+        """The number of classes C."""
         return self.table.num_classes
 
     @property
     def device(self) -> torch.device:
+        """The device of its tables."""
         return self.table.device
 
     forward = checked_draw
@@ -135,4 +138,5 @@ class Importance(nn.Module):
         self.refresh()
 
     def extra_repr(self) -> str:
+        """Return the options shown by `repr`."""
         return f"k={self.k}, group_size={self.group_size}"

@@ -52,10 +52,12 @@ class InBatch(nn.Module):
 
     @property
     def num_classes(self) -> int:
+        """The number of classes C."""
         return self.frequency.num_classes
 
     @property
     def device(self) -> torch.device:
+        """The device of its tables."""
         return self.frequency.device
 
     forward = checked_draw
@@ -93,4 +95,5 @@ class InBatch(nn.Module):
         self.refresh()
 
     def extra_repr(self) -> str:
+        """Return the options shown by `repr`."""
         return f"k={self.k}, power={self.drawn.power:g}"

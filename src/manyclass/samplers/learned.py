@@ -88,10 +88,12 @@ class Learned(nn.Module):
 
     @property
     def num_classes(self) -> int:
+        """The number of classes C."""
         return self.sampler.num_classes
 
     @property
     def device(self) -> torch.device:
+        """The device of its tables."""
         return self.sampler.device
 
     forward = checked_draw
@@ -178,4 +180,5 @@ class Learned(nn.Module):
         self.refresh()
 
     def extra_repr(self) -> str:
+        """Return the options shown by `repr`."""
         return f"forget={self.forget:g}, mix={self.mix:g}"

@@ -106,10 +106,12 @@ class Nearest(nn.Module):
 
     @property
     def num_classes(self) -> int:
+        """The number of classes C."""
         return self.sampler.num_classes
 
     @property
     def device(self) -> torch.device:
+        """The device of its tables."""
         return self.sampler.device
 
     forward = checked_draw
@@ -216,6 +218,7 @@ class Nearest(nn.Module):
         self.schedule.restart()
 
     def extra_repr(self) -> str:
+        """Return the options shown by `repr`."""
         return f"k={self.k}, nearest={self.nearest}, group_size={self.group_size}"
 
 

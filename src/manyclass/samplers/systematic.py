@@ -112,10 +112,12 @@ class Systematic(nn.Module):
 
     @property
     def num_classes(self) -> int:
+        """The number of classes C."""
         return self.table.num_classes
 
     @property
     def device(self) -> torch.device:
+        """The device of its tables."""
         return self.table.device
 
     forward = checked_draw
@@ -200,5 +202,6 @@ class Systematic(nn.Module):
         self.refresh()
 
     def extra_repr(self) -> str:
+        """Return the options shown by `repr`."""
         stratified = ", stratified=True" if self.stratified else ""
         return f"k={self.k}{stratified}, group_size={self.group_size}"
