@@ -188,7 +188,9 @@ def test_pickles_are_never_run(tmp_path):
     for name in ("a.npy", "b.npy"):
         with pytest.raises(UserError, match="must hold an array that can be read"):
             read(tmp_path / name)
-    with pytest.raises(UserError, match="`labels` must hold an array that can be read, .*: .* Python objects in dtype"):
+    with pytest.raises(
+        UserError, match=r"`labels` must hold an array that can be read, .*: .* Python objects in dtype"
+    ):
         read(tmp_path / "x.npy", labels=tmp_path / "y.npy")
 
 
