@@ -1,4 +1,4 @@
-"""Files that went wrong: cut, with flipped bits, with bytes too many, too few or of another kind."""
+"""Random damage to a file: cut off, flipped bits, bytes added, removed or replaced."""
 
 import random
 from collections.abc import Iterator
@@ -31,14 +31,14 @@ _STRANGE = (
 
 
 def corruptions(data: bytes, number: int, seed: int) -> Iterator[bytes]:
-    """`number` different ways in which a file of these bytes may be broken, the same for the same seed."""
+    """Yield `number` damaged versions of a file, the same ones for the same seed."""
     draw = random.Random(seed)
-    kinds = (_cut, _flipped, _inserted, _removed, _replaced, _doubled, _shuffled, _overwritten)
+    damages = (_cut, _flipped, _inserted, _removed, _replaced, _doubled, _shuffled, _overwritten)
     yield from [b"", data[: len(data) // 2], bytes(len(data)), data[::-1]][:number]
     for i in range(number - 4):
-        broken = kinds[i % len(kinds)](data, draw)
+        broken = damages[i % len(damages)](data, draw)
         if draw.random() < 0.2:
-            broken = kinds[draw.randrange(len(kinds))](broken, draw)
+            broken = damages[draw.randrange(len(damages))](broken, draw)
         yield broken
 
 

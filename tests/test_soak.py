@@ -1,4 +1,4 @@
-"""A tenth of what `make soak` does: whatever happens to a training, a checkpoint or a file, nothing is lost."""
+"""A tenth of `make soak`: kills, interrupts, full disks and broken files lose nothing."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from tests.soak.__main__ import PARTS, soak
 SHARE = 0.1
 
 
-# What is compared with the same training that was never stopped goes together: that one takes a while.
+# Parts that compare with an uninterrupted training run together, since that training takes a while.
 @pytest.mark.parametrize("parts", [("kills", "interrupts", "full-disk"), ("checkpoints",), ("files",)], ids="+".join)
 def test_nothing_is_lost(tmp_path, parts):
     for name, (outcome, _) in soak(tmp_path, parts, SHARE, seed=0).items():
@@ -15,5 +15,5 @@ def test_nothing_is_lost(tmp_path, parts):
         assert outcome.faults == []
 
 
-def test_every_part_is_done():
+def test_every_part_is_tested():
     assert set(PARTS) == {"kills", "interrupts", "full-disk", "checkpoints", "files"}

@@ -42,9 +42,9 @@ def parquet():
     return _saved(lambda file: pyarrow.parquet.write_table(pyarrow.table(columns), file))
 
 
-def npz(*, packed=False):
+def npz(*, compressed=False):
     x, y = _rows()
-    return _saved(np.savez_compressed if packed else np.savez, X=x, y=y)
+    return _saved(np.savez_compressed if compressed else np.savez, X=x, y=y)
 
 
 def sparse_npz():
@@ -74,7 +74,7 @@ SAMPLES = {
     "a.tsv": lambda: table("\t"),
     "a.parquet": parquet,
     "a.npz": npz,
-    "packed.npz": lambda: npz(packed=True),
+    "compressed.npz": lambda: npz(compressed=True),
     "sparse.npz": sparse_npz,
     "a.npy": npy,
 }

@@ -41,7 +41,7 @@ def test_an_archive_has_rows_and_labels(tmp_path, save):
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.int8, np.uint64, bool, ">f8"])
 @pytest.mark.parametrize("order", ["C", "F"])
-def test_rows_are_numbers_of_any_kind_in_any_order(tmp_path, save, dtype, order):
+def test_rows_may_have_any_number_dtype_and_memory_order(tmp_path, save, dtype, order):
     x = np.asarray(X % 2, dtype=dtype, order=order)
     save(tmp_path / "a.npz", X=x)
     np.save(tmp_path / "a.npy", x)
@@ -59,7 +59,7 @@ def test_labels_may_be_text(tmp_path, y):
     assert read(tmp_path / "a.npy", labels=tmp_path / "y.npy")[1] == [("a",), ("b",), ("ő",), ("a",)]
 
 
-def test_sparse_rows_are_read_as_scipy_stores_them_a_few_at_a_time(tmp_path, monkeypatch):
+def test_sparse_rows_of_scipy_are_read_a_few_at_a_time(tmp_path, monkeypatch):
     monkeypatch.setattr(arrays_module, "_CHUNK_ROWS", 7)
     x = random_array((100, 40), density=0.1, rng=np.random.default_rng(0), format="csr")
     save_npz(tmp_path / "a.npz", x)
@@ -134,7 +134,7 @@ CSR = {
         (lambda path: path.write_bytes(b""), r"must be a \.npz archive"),
     ],
 )
-def test_an_archive_that_is_none_of_rows_is_told(tmp_path, write, message):
+def test_a_malformed_archive_is_refused(tmp_path, write, message):
     path = tmp_path / "a.npz"
     write(path)
     with pytest.raises(UserError, match=message):
@@ -147,7 +147,7 @@ def header(shape, *, descr="<f4"):
     return file.getvalue()
 
 
-def test_a_header_that_claims_too_much_is_told_and_allocates_nothing(tmp_path):
+def test_a_header_that_claims_too_much_is_refused_without_allocating(tmp_path):
     content = header((10**12, 10)) + b"few"
     (tmp_path / "a.npy").write_bytes(content)
     with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
@@ -157,7 +157,7 @@ def test_a_header_that_claims_too_much_is_told_and_allocates_nothing(tmp_path):
             read(tmp_path / name)
 
 
-def test_a_dense_row_has_a_size_that_memory_holds(tmp_path):
+def test_a_dense_row_has_a_maximum_size(tmp_path):
     with zipfile.ZipFile(tmp_path / "a.npz", "w", zipfile.ZIP_DEFLATED) as archive:
         content = header((1, 17 << 20), descr="|b1")
         archive.writestr("X.npy", content + bytes(17 << 20))
@@ -188,17 +188,19 @@ def test_pickles_are_never_run(tmp_path):
     for name in ("a.npy", "b.npy"):
         with pytest.raises(UserError, match="must hold an array that can be read"):
             read(tmp_path / name)
-    with pytest.raises(UserError, match="`labels` must hold an array that can be read, .*: .* Python objects in dtype"):
+    with pytest.raises(
+        UserError, match=r"`labels` must hold an array that can be read, .*: .* Python objects in dtype"
+    ):
         read(tmp_path / "x.npy", labels=tmp_path / "y.npy")
 
 
-def test_other_features_than_the_models_are_told(tmp_path):
+def test_another_number_of_features_than_the_model_s_is_refused(tmp_path):
     np.save(tmp_path / "a.npy", X)
     with pytest.raises(UserError, match="must have 9 features, as the model has, got 3 in"):
         open_rows(tmp_path / "a.npy", schema=Schema("npy", 9, sparse=False))
 
 
-def test_labels_of_another_file_are_told_by_its_name(tmp_path):
+def test_errors_in_a_file_of_labels_name_that_file(tmp_path):
     np.save(tmp_path / "a.npy", X)
     with pytest.raises(UserError, match=r"`labels` must be a file that can be read, .*none\.npy: No such file"):
         open_rows(tmp_path / "a.npy", labels=tmp_path / "none.npy")

@@ -1,4 +1,4 @@
-"""Text files, compressed or not, as their lines."""
+"""Lines of text files, compressed or not."""
 
 import gzip
 import io
@@ -30,7 +30,7 @@ def path(tmp_path):
         ("é\u2028\x0b\x85ő\n".encode(), ["é\u2028\x0b\x85ő"]),
     ],
 )
-def test_lines_end_in_any_way_wherever_a_block_ends(path, monkeypatch, content, expected, size):
+def test_lines_have_any_end_and_blocks_any_size(path, monkeypatch, content, expected, size):
     monkeypatch.setattr(files, "_READ_BYTES", size)
     path.write_bytes(content)
     assert list(lines(path)) == expected
@@ -69,7 +69,7 @@ def test_blocks_know_the_number_of_their_first_line(path, monkeypatch):
         ("aé".encode()[:-1], "must be UTF-8, got byte 0xc3 in line 1 of"),
     ],
 )
-def test_what_is_no_text_is_told_with_its_line(path, content, message):
+def test_bytes_that_are_no_text_are_refused_with_their_line(path, content, message):
     path.write_bytes(content)
     with pytest.raises(UserError, match=message):
         list(lines(path))
@@ -82,7 +82,7 @@ def test_a_line_without_end_does_not_fill_the_memory(tmp_path):
         sum(1 for _ in lines(path))
 
 
-def test_what_is_no_file_is_told(tmp_path):
+def test_folders_missing_files_and_pipes_are_refused(tmp_path):
     with pytest.raises(UserError, match=r"`data` must be a file, got the folder "):
         list(lines(tmp_path))
     with pytest.raises(UserError, match="No such file or directory"):
@@ -94,30 +94,30 @@ def test_what_is_no_file_is_told(tmp_path):
         list(lines(tmp_path / "pipe"))
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="whoever runs this may read everything")
-def test_a_file_that_may_not_be_read_is_told(path):
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_a_file_without_permission_is_refused(path):
     path.write_text("a")
     path.chmod(0)
     with pytest.raises(UserError, match="Permission denied"):
         list(lines(path))
 
 
-def test_a_disk_that_is_full_leaves_nothing_and_is_told(tmp_path):
+def test_a_full_disk_is_reported_and_leaves_nothing(tmp_path):
     def fill():
         with writing(tmp_path / "new", ("a", "b")):
             (tmp_path / "new" / "a").write_text("begun")
-            (tmp_path / "new" / "other").write_text("someone's")
+            (tmp_path / "new" / "other").write_text("other")
             with open("/dev/full", "wb") as full:
                 full.write(b"more")
 
     if not os.path.exists("/dev/full"):
-        pytest.skip("no disk that is always full on this machine")
+        pytest.skip("this machine has no /dev/full")
     with pytest.raises(UserError, match=r"The disk of .*new is full"):
         fill()
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["other"]
 
 
-def test_a_folder_that_cannot_be_is_told(path):
+def test_a_file_in_place_of_the_folder_is_refused(path):
     path.write_text("a file")
     with pytest.raises(UserError, match="`folder` must be one that can be written to"), writing(path, ()):
         pass

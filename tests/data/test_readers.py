@@ -1,4 +1,4 @@
-"""Files of rows, whatever their format."""
+"""Files of rows in all formats, intact and broken."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from tests.data import samples
 
 @pytest.fixture
 def options(tmp_path):
-    """What a file needs beside its name."""
+    """Return the options that a file needs besides its name."""
     (tmp_path / "labels.npy").write_bytes(samples.labels())
 
     def options(name):
@@ -48,7 +48,7 @@ def test_the_same_file_gives_the_same_rows_by_its_schema(tmp_path, name, options
     assert again.schema == first.schema
 
 
-def test_a_format_can_be_said(tmp_path):
+def test_the_format_can_be_given(tmp_path):
     path = tmp_path / "rows.data"
     path.write_bytes(samples.svmlight())
     with pytest.raises(UserError, match=r"a format that ends in one of \.svm, .* got .*rows\.data; `format` says"):
@@ -58,7 +58,7 @@ def test_a_format_can_be_said(tmp_path):
         open_rows(path, format="xml")
 
 
-def test_options_are_for_formats_that_have_them(tmp_path):
+def test_an_option_of_another_format_is_refused(tmp_path):
     path = tmp_path / "a.svm"
     path.write_bytes(samples.svmlight())
     with pytest.raises(UserError, match="`label` must be left out but for csv, tsv, parquet, got y for"):
@@ -82,7 +82,7 @@ def test_a_model_of_a_table_needs_a_table(tmp_path):
 
 
 @pytest.mark.parametrize("name", samples.SAMPLES)
-def test_what_is_no_file_is_told(tmp_path, name):
+def test_missing_files_and_folders_are_refused(tmp_path, name):
     with pytest.raises(UserError, match="No such file or directory"):
         open_rows(tmp_path / name)
     (tmp_path / name).mkdir()
@@ -91,13 +91,13 @@ def test_what_is_no_file_is_told(tmp_path, name):
 
 
 @pytest.mark.parametrize("name", ["a.npy.gz", "a.parquet.xz"])
-def test_binary_files_are_not_compressed_once_more(tmp_path, name):
+def test_compressed_binary_files_are_refused(tmp_path, name):
     with pytest.raises(UserError, match="must not be compressed once more"):
         open_rows(tmp_path / name)
 
 
 def refusal(read):
-    """What the user is told; None: it is read."""
+    """Return the message of the error; None: the file is read."""
     try:
         read()
     except UserError as error:
@@ -106,19 +106,19 @@ def refusal(read):
 
 
 @pytest.mark.parametrize("name", samples.SAMPLES)
-def test_a_broken_file_is_read_or_told_in_a_line(tmp_path, name, options):
+def test_a_broken_file_is_read_or_refused_in_one_line(tmp_path, name, options):
     path = tmp_path / name
     refused = 0
     for i, content in enumerate(corruptions(samples.SAMPLES[name](), 100, seed=7)):
         path.write_bytes(content)
         folder = tmp_path / f"rows{i}"
-        told = refusal(lambda folder=folder: spool(open_rows(path, **options(name)), folder, names=Names()))
-        if told is None:
+        message = refusal(lambda folder=folder: spool(open_rows(path, **options(name)), folder, names=Names()))
+        if message is None:
             assert len(open_spool(folder))
         else:
             refused += 1
-            assert "\n" not in told
-            assert str(tmp_path) in told
+            assert "\n" not in message
+            assert str(tmp_path) in message
             assert not list(folder.glob("*"))
     assert refused > 20
 
@@ -135,10 +135,10 @@ def graph(path):
         ("sequences.txt", read_sequences, "".join(f"u{i % 7} i{i % 11}\n" for i in range(60))),
     ],
 )
-def test_other_broken_files_are_read_or_told_in_a_line(tmp_path, name, read, content):
-    told = []
+def test_other_broken_files_are_read_or_refused_in_one_line(tmp_path, name, read, content):
+    messages = []
     for broken in corruptions(content.encode(), 100, seed=7):
         (tmp_path / name).write_bytes(broken)
-        told.append(refusal(lambda: read(tmp_path / name)))
-    assert len(set(told)) > 5
-    assert not any("\n" in message for message in told if message)
+        messages.append(refusal(lambda: read(tmp_path / name)))
+    assert len(set(messages)) > 5
+    assert not any("\n" in message for message in messages if message)

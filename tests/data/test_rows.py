@@ -1,4 +1,4 @@
-"""Examples as rows, and batches of them."""
+"""Rows of features, and training batches of them."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from manyclass.data import rows as rows_module
 
 
 def several():
-    """Four rows of one, two, no and three labels."""
+    """Make four rows of one, two, no and three labels."""
     return Rows(np.eye(4, dtype=np.float32), np.array([7, 1, 2, 3, 4, 5]), np.array([0, 1, 3, 3, 6]))
 
 
@@ -43,21 +43,21 @@ def test_sparse_rows_without_features_are_rows():
     assert len(inputs["columns"]) == len(inputs["values"]) == 0
 
 
-def test_arrays_that_must_not_be_written_to_are_copied(tmp_path):
+def test_read_only_arrays_are_copied(tmp_path):
     np.save(tmp_path / "x.npy", np.ones((2, 2), dtype=np.float32))
     mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
     as_inputs(mapped)[0, 0] = 5
     assert mapped[0, 0] == 1
 
 
-def test_labels_and_rows_belong_together():
+def test_the_number_of_labels_must_match_the_rows():
     with pytest.raises(ValueError, match="`labels` must have length 3, got 2"):
         Rows(np.zeros((3, 1), np.float32), np.arange(2))
     with pytest.raises(ValueError, match="`starts` must have length 4, got 3"):
         Rows(np.zeros((3, 1), np.float32), np.arange(2), np.arange(3))
 
 
-def test_a_row_of_several_labels_is_as_many_examples_of_weight_one_together():
+def test_a_row_of_n_labels_gives_n_examples_of_weight_one_in_total():
     ((inputs, target, extras),) = RowBatches(several(), 10)
     assert target.tolist() == [7, 1, 2, 3, 4, 5]
     assert inputs.argmax(1).tolist() == [0, 1, 1, 3, 3, 3]
@@ -73,13 +73,13 @@ def test_rows_of_one_label_exclude_nothing():
     assert extras == {}
 
 
-def test_weights_of_rows_are_shared_by_their_labels():
+def test_the_weight_of_a_row_is_divided_among_its_labels():
     weight = np.array([2, 4, 1, 3], dtype=np.float32)
     ((_, _, extras),) = RowBatches(several(), 10, weight=weight)
     assert extras["weight"].tolist() == [2, 2, 2, 1, 1, 1]
 
 
-def test_only_chosen_rows_are_taken():
+def test_only_chosen_rows_are_used():
     batches = RowBatches(several(), 10, chosen=np.array([1, 2, 3]))
     assert batches.targets.tolist() == [1, 2, 3, 4, 5]
     ((inputs, target, _),) = batches
@@ -102,7 +102,7 @@ def test_an_epoch_has_every_example_once(n, size, blocks):
     assert sorted(i for _, target in found for i in target.tolist()) == list(range(n))
 
 
-def test_each_epoch_has_an_order_of_its_own_that_its_number_gives():
+def test_the_epoch_determines_the_order():
     batches = RowBatches(Rows(np.zeros((50, 1), np.float32), np.arange(50)), 5, seed=1)
 
     def order(epoch):
@@ -116,7 +116,7 @@ def test_each_epoch_has_an_order_of_its_own_that_its_number_gives():
     assert [target.tolist() for _, target, _ in other] != first
 
 
-def test_a_batch_has_a_size():
+def test_a_batch_size_below_1_is_refused():
     with pytest.raises(ValueError, match="`size` must be at least 1, got 0"):
         RowBatches(several(), 0)
 

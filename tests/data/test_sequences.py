@@ -1,4 +1,4 @@
-"""What users did, in the order of time."""
+"""Interactions of users in the order of time."""
 
 import itertools
 from pathlib import Path
@@ -45,14 +45,14 @@ def test_ids_of_items_go_from_frequent_to_rare_and_then_by_name(path):
     assert list(read_sequences(path).item_names) == ["b", "a", "c"]
 
 
-def test_the_last_two_of_a_user_are_held_out_where_there_are_three():
+def test_the_last_two_items_of_a_user_of_three_or_more_are_held_out():
     sequences = made([[1, 2, 3, 4], [5, 6], [7, 8, 9]])
     assert sequences.counts().nonzero().flatten().tolist() == [1, 2, 5, 6, 7]
     assert sequences.counts().sum() == 5
 
 
 @pytest.mark.parametrize("split", ["valid", "test", "next"])
-def test_what_is_asked_for_comes_after_the_input(split):
+def test_the_target_comes_after_the_input(split):
     sequences = made([[1, 2, 3, 4], [5, 6], [7, 8, 9]])
     ((inputs, lengths, target, seen),) = sequences.last_batches(split, 8, length=2)
     expected = {
@@ -63,13 +63,13 @@ def test_what_is_asked_for_comes_after_the_input(split):
     assert (inputs.tolist(), lengths.tolist(), target.tolist(), seen.tolist()) == expected
 
 
-def test_a_target_that_was_seen_before_is_not_left_out():
+def test_a_target_seen_before_is_not_excluded():
     ((_, _, target, seen),) = made([[1, 2, 1]]).last_batches("test", 8, length=5)
     assert target.tolist() == [1]
     assert seen.tolist() == [[-1, 2]]
 
 
-def test_batches_can_be_gone_through_again_and_say_whose_they_are():
+def test_batches_can_be_iterated_again_and_list_their_users():
     batches = made([[1, 2, 3], [4, 5], [6, 7, 8], [1, 2, 3]]).last_batches("test", 2, length=5)
     assert len(batches) == len(list(batches)) == len(list(batches)) == 2
     assert batches.users.tolist() == [0, 2, 3]
@@ -84,7 +84,7 @@ def test_each_item_is_the_target_of_those_before_it():
 @given(
     st.lists(st.lists(st.integers(0, 99), min_size=1, max_size=12), min_size=1), st.integers(1, 5), st.integers(1, 4)
 )
-def test_every_step_to_train_on_is_there_once(lists, length, size):
+def test_every_training_step_occurs_once(lists, length, size):
     sequences = made(lists)
     batches = SequenceBatches(sequences, size, length=length, seed=0)
     found = []
@@ -104,7 +104,7 @@ def test_pieces_follow_each_other_and_the_last_is_full():
     assert sorted(map(tuple, next(iter(batches))[0].tolist())) == [(1, 0), (2, 3), (4, 5)]
 
 
-def test_each_epoch_has_an_order_of_its_own_that_its_number_gives():
+def test_the_epoch_determines_the_order():
     batches = SequenceBatches(made([[i, i + 1] for i in range(60)]), 4, length=5, seed=1)
 
     def order(epoch):
@@ -116,7 +116,7 @@ def test_each_epoch_has_an_order_of_its_own_that_its_number_gives():
     assert order(0) == first
 
 
-def test_a_model_knows_its_items(path):
+def test_lines_of_items_unknown_to_a_model_are_left_out(path):
     sequences = read_sequences(path, item_names=Names(["c", "b"]))
     assert [items(sequences, user) for user in range(3)] == [["b", "c", "b"], ["b"], ["b"]]
     assert list(sequences.item_names) == ["c", "b"]
@@ -138,7 +138,7 @@ def test_a_line_of_another_form_is_named(path, line):
 
 
 @pytest.mark.parametrize("blank", ["", " ", "\t"])
-def test_blank_lines_are_passed_over(path, blank):
+def test_blank_lines_are_ignored(path, blank):
     path.write_text(f"u a\n{blank}\nu b\n{blank}\n")
     assert items(read_sequences(path), 0) == ["a", "b"]
 
@@ -150,7 +150,7 @@ def test_tabs_keep_spaces_within_names_and_none_around_them(path):
     assert set(sequences.item_names) == {"an item", "b"}
 
 
-def test_too_little_to_learn_is_told(path):
+def test_too_little_data_is_refused(path):
     path.write_text("")
     with pytest.raises(UserError, match="must hold lines of user and item, got none in"):
         read_sequences(path)
@@ -163,7 +163,7 @@ def test_too_little_to_learn_is_told(path):
 
 
 @pytest.mark.skipif(not BEAUTY.exists(), reason="the data is not on this machine")
-def test_real_interactions_are_all_there():
+def test_all_interactions_of_a_real_file_are_read():
     sequences = read_sequences(BEAUTY)
     assert (len(sequences.items), sequences.num_users, sequences.num_items) == (353_962, 40_226, 54_542)
     assert sum(len(target) for _, _, target, _ in sequences.last_batches("test", 4096, length=50)) == 40_226

@@ -1,4 +1,4 @@
-"""Rows of a file as memory maps."""
+"""Rows of a file as memory-mapped files."""
 
 import os
 import resource
@@ -34,7 +34,7 @@ def test_sparse_rows_and_their_labels_are_mapped(write, tmp_path):
     assert rows.features.indices.dtype == rows.features.indptr.dtype == np.int32
 
 
-def test_rows_of_several_labels_know_where_they_begin(write, tmp_path):
+def test_rows_of_several_labels_have_starts(write, tmp_path):
     rows = spool(write("b,a 1:1\n 1:2\nc 1:3\n"), tmp_path / "rows", names=Names())
     assert rows.labels.tolist() == [0, 1, 2]
     assert rows.starts.tolist() == [0, 2, 2, 3]
@@ -47,7 +47,7 @@ def test_dense_rows_are_mapped(write, tmp_path):
     assert np.array_equal(rows.features, next(reader.chunks()).features)
 
 
-def test_labels_that_are_known_keep_their_ids(write, tmp_path):
+def test_known_labels_keep_their_ids(write, tmp_path):
     names = Names(["x", "a"])
     assert spool(write("b 1:1\na 1:1\n"), tmp_path / "rows", names=names).labels.tolist() == [2, 1]
 
@@ -60,13 +60,13 @@ def test_rows_are_opened_again(write, tmp_path):
     assert np.array_equal(again.starts, rows.starts)
 
 
-def test_other_rows_take_the_place_of_those_before(write, tmp_path):
+def test_new_rows_replace_old_ones(write, tmp_path):
     spool(write("b,a 1:1\nc 2:1\n"), tmp_path / "rows", names=Names())
     spool(write(samples.npz(), "a.npz"), tmp_path / "rows", names=Names())
     assert sorted(path.name for path in (tmp_path / "rows").iterdir()) == ["features.bin", "labels.bin", "rows.json"]
 
 
-def test_whoever_watches_is_told_how_far_it_is(write, tmp_path):
+def test_progress_ends_at_the_size_of_the_file(write, tmp_path):
     seen = []
     reader = write(samples.svmlight())
     spool(reader, tmp_path / "rows", names=Names(), progress=lambda *at: seen.append(at))
@@ -82,14 +82,14 @@ def test_whoever_watches_is_told_how_far_it_is(write, tmp_path):
         ("a 1:1\nb 1:x\n", "a.svm", "index:value, got '1:x' in line 2 of"),
     ],
 )
-def test_rows_that_teach_nothing_are_told_and_leave_nothing(write, tmp_path, content, name, message):
+def test_rows_without_classes_to_learn_are_refused_and_leave_nothing(write, tmp_path, content, name, message):
     with pytest.raises(UserError, match=message):
         spool(write(content, name), tmp_path / "rows", names=Names())
     assert not list((tmp_path / "rows").glob("*"))
 
 
-class Made:
-    """Rows that are in no file."""
+class RandomRows:
+    """A reader of random rows."""
 
     labelled, size = True, 1
     schema = Schema("svmlight", 1000, sparse=True)
@@ -106,14 +106,14 @@ class Made:
             yield Chunk(matrix, [(str(i),) for i in draw.integers(0, 50, self._rows)], 1)
 
 
-def test_a_full_disk_is_told_and_leaves_nothing(tmp_path):
-    # What a file may grow to stands for the disk.
+def test_a_full_disk_is_reported_and_leaves_nothing(tmp_path):
+    # A limit on file size stands in for a full disk.
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limits[1]))
     try:
         with pytest.raises(UserError, match=r"The disk of .*rows is full: free some of it"):
-            spool(Made(tmp_path, 50), tmp_path / "rows", names=Names())
+            spool(RandomRows(tmp_path, 50), tmp_path / "rows", names=Names())
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         signal.signal(signal.SIGXFSZ, before)
@@ -121,17 +121,17 @@ def test_a_full_disk_is_told_and_leaves_nothing(tmp_path):
 
 
 def anonymous():
-    """Bytes of memory of this process that no file stands for."""
+    """Return the anonymous memory of this process in bytes."""
     with open("/proc/self/status") as status:
         return next(int(line.split()[1]) << 10 for line in status if line.startswith("RssAnon"))
 
 
 @pytest.mark.machine
-@pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="this machine does not say what memory is for")
+@pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="this machine has no /proc")
 def test_memory_does_not_grow_with_the_rows(tmp_path):
-    spool(Made(tmp_path, 2), tmp_path / "rows", names=Names())
+    spool(RandomRows(tmp_path, 2), tmp_path / "rows", names=Names())
     before = anonymous()
-    rows = spool(Made(tmp_path, 200), tmp_path / "rows", names=Names())
+    rows = spool(RandomRows(tmp_path, 200), tmp_path / "rows", names=Names())
     for _ in zip(range(100), RowBatches(rows, 256, seed=0), strict=False):
         pass
     size = sum(path.stat().st_size for path in (tmp_path / "rows").iterdir())
@@ -150,7 +150,7 @@ def test_memory_does_not_grow_with_the_rows(tmp_path):
         (lambda folder: (folder / "labels.bin").unlink(), r"must hold rows, got .*labels\.bin: No such file"),
     ],
 )
-def test_rows_that_are_damaged_are_told(write, tmp_path, damage, message):
+def test_damaged_rows_are_refused(write, tmp_path, damage, message):
     spool(write("b 1:1\nc 2:1\n"), tmp_path / "rows", names=Names())
     damage(tmp_path / "rows")
     with pytest.raises(UserError, match=message):

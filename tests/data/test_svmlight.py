@@ -51,13 +51,13 @@ def test_a_comment_or_a_value_is_no_feature_zero(read):
     assert not read("a 1:0 2:1 # 0:1\nb 10:5\n")[2].zero_based
 
 
-def test_whoever_knows_says_how_features_count(read):
+def test_the_first_index_can_be_given(read):
     assert read("a 1:1\nb 1:2\n", zero_based=True)[0] == [[0, 1], [0, 2]]
     with pytest.raises(UserError, match="indices of at least 1, got 0 in line 2 of"):
         read("a 1:1\nb 0:2\n", zero_based=False)
 
 
-def test_a_header_says_how_many(read):
+def test_a_header_gives_the_number_of_rows_and_features(read):
     features, labels, schema = read("3 4 9\n0,5 0:1 3:2\n 1:1\n7 2:1\n")
     assert features == [[1, 0, 0, 2], [0, 1, 0, 0], [0, 0, 1, 0]]
     assert labels == [("0", "5"), (), ("7",)]
@@ -80,7 +80,7 @@ def test_a_header_counts_rows_that_are_blank(read):
         ("1 99999999999 9\n0 4:1\n", "features in its header, got 99,999,999,999"),
     ],
 )
-def test_a_header_that_is_not_so_is_told(read, content, message):
+def test_a_wrong_header_is_refused(read, content, message):
     with pytest.raises(UserError, match=message):
         read(content)
 
@@ -93,7 +93,7 @@ def test_labels_stay_as_they_are_written(read):
     assert read("3.0 1:1\n+1 1:1\n-1 1:1\nő 1:1\n007\n")[1] == [("3.0",), ("+1",), ("-1",), ("ő",), ("007",)]
 
 
-def test_comments_queries_tabs_and_blank_lines_are_passed_over(read):
+def test_comments_queries_tabs_and_blank_lines_are_ignored(read):
     content = "# all of it\n\na qid:7 1:1  3:2 # one\n\n  \t\nb\t2:5 \t\r\nc 3:1"
     features, labels, _ = read(content)
     assert features == [[1, 0, 2], [0, 5, 0], [0, 0, 1]]
@@ -127,7 +127,7 @@ def test_numbers_are_read_as_python_reads_them(found, form):
     assert value.tolist() == [pytest.approx(float(text), rel=1e-15) for _, text in texts]
 
 
-def test_what_scikit_learn_writes_is_read(tmp_path):
+def test_a_file_written_by_scikit_learn_is_read(tmp_path):
     draw = np.random.default_rng(0)
     x = np.where(draw.random((500, 30)) < 0.3, draw.normal(size=(500, 30)), 0)
     path = tmp_path / "a.libsvm"
@@ -136,7 +136,7 @@ def test_what_scikit_learn_writes_is_read(tmp_path):
     assert np.array_equal(dense(chunk.features, 30), x.astype(np.float32))
 
 
-def test_a_long_file_is_read_in_chunks_that_know_how_far_they_are(tmp_path):
+def test_a_long_file_is_read_in_chunks_with_their_progress(tmp_path):
     path = tmp_path / "a.svm.gz"
     rows = 200_000
     path.write_bytes(gzip.compress(b"".join(b"%d %d:1\n" % (i % 7, i % 50 + 1) for i in range(rows)), 1))
@@ -183,17 +183,17 @@ def test_a_line_that_is_no_row_is_named(read, line, message):
 
 
 @pytest.mark.parametrize("content", ["", "\n\n", "# nothing\n", "\ufeff"])
-def test_no_rows_are_told(read, content):
+def test_a_file_without_rows_is_refused(read, content):
     with pytest.raises(UserError, match="must hold rows, got none in"):
         read(content)
 
 
-def test_no_features_are_told(read):
+def test_a_file_without_features_is_refused(read):
     with pytest.raises(UserError, match="must hold features index:value, got none in"):
         read("just\nwords\n")
 
 
-def test_a_model_fixes_how_many_features_there_are_and_how_they_count(read):
+def test_a_model_fixes_the_number_of_features_and_the_first_index(read):
     schema = Schema("svmlight", 5, sparse=True, zero_based=False)
     features, _, same = read("a 2:1\n", schema=schema)
     assert features == [[0, 1, 0, 0, 0]]

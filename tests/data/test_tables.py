@@ -55,11 +55,11 @@ def test_a_missing_number_counts_as_the_mean(table, missing):
     assert (reader.schema.columns[0].mean, reader.schema.columns[0].scale) == (3, 2)
 
 
-def test_a_column_that_never_changes_says_nothing(table):
+def test_a_constant_column_gives_zeros(table):
     assert rows(table("a,b,label\n0.1,7,x\n0.1,,x\n0.1,7,y\n"))[0] == pytest.approx(np.zeros((3, 2)), abs=1e-12)
 
 
-def test_words_are_hashed_by_column_in_small_letters(table):
+def test_words_are_hashed_by_column_in_lower_case(table):
     reader = table("n,says,means,label\n1,Hello hello,you,x\n3,hello,hello,y\n", width=64)
     features, _ = rows(reader)
     assert reader.schema.num_features == 65
@@ -74,7 +74,7 @@ def test_hashes_are_the_same_everywhere():
     assert hashed([("a", ["one two"])], 2**18).indices.tolist() == [36497, 233894]
 
 
-def test_the_label_column_is_found_by_its_name_or_said(table):
+def test_the_label_column_is_found_by_its_name_or_given(table):
     assert rows(table("Class,y2\nx,1\nz,2\n"))[1] == [("x",), ("z",)]
     assert rows(table("y,target\n1,p\n2,q\n"))[1] == [("p",), ("q",)]
     assert rows(table("a,b\n1,p\n2,q\n", label="b"))[1] == [("p",), ("q",)]
@@ -86,7 +86,7 @@ def test_the_label_column_is_found_by_its_name_or_said(table):
         table("a,b\n1,p\n", label="c")
 
 
-def test_cells_may_be_quoted_over_lines_and_a_mark_at_the_start_is_dropped(table):
+def test_quoted_cells_may_hold_line_ends_and_a_byte_order_mark_is_dropped(table):
     reader = table('\ufefflabel,says\r\nx,"one, ""two""\r\nthree"\r\ny,four\r\n', width=32)
     assert reader.schema.columns[0].name == "says"
     features, labels = rows(reader)
@@ -99,7 +99,7 @@ def test_tabs_may_stand_between_cells(table):
 
 
 @pytest.mark.parametrize("number", ["1.5", "0", "", "-1e3"])
-def test_later_cells_that_are_no_number_are_named(table, number, monkeypatch):
+def test_a_later_cell_that_is_no_number_is_named(table, number, monkeypatch):
     monkeypatch.setattr("manyclass.data.tables._SAMPLE_ROWS", 1)
     monkeypatch.setattr("manyclass.data._csv._BATCH_ROWS", 2)
     with pytest.raises(UserError, match=r"finite numbers in column 'a', got 'many' in line 6 of .*a\.csv"):
@@ -114,8 +114,8 @@ def test_later_cells_that_are_no_number_are_named(table, number, monkeypatch):
         ("label\nx\n", "must have a column beside its labels, got 'label' in"),
         ("a,label\n1,x\n2\n", "must have 2 cells, as its header has, got 1 in line 3 of"),
         ('a,label\n"1\n2",x\n3,y,z\n', "must have 2 cells, as its header has, got 3 in line 4 of"),
-        ('a,label\n"1"2,x\n', r"must be CSV, got a record that is none .* in line 2 of"),
-        ('a,label\n1,x\n"2,y\n', r"must be CSV, got a record that is none \(unexpected end of data\) in line 3 of"),
+        ('a,label\n"1"2,x\n', r"must be CSV, got a malformed record .* in line 2 of"),
+        ('a,label\n1,x\n"2,y\n', r"must be CSV, got a malformed record \(unexpected end of data\) in line 3 of"),
         ("a,a,label\n1,2,x\n", "columns of different names, got 'a' twice in"),
         (",a,label\n0,1,x\n", "a name for each column, got none for column 1; leave out a row index in"),
         ("a,label\n1,x\n2,\n", "must have a label in each row, got an empty one in column 'label' in line 3 of"),
@@ -125,12 +125,12 @@ def test_later_cells_that_are_no_number_are_named(table, number, monkeypatch):
         (b"a,label\n1,x\0\n", "must be text, got a NUL byte in line 2 of"),
     ],
 )
-def test_a_table_that_is_none_is_told(table, content, message):
+def test_a_malformed_table_is_refused(table, content, message):
     with pytest.raises(UserError, match=message):
         rows(table(content))
 
 
-def test_infinite_numbers_are_told(table, monkeypatch):
+def test_infinite_numbers_are_refused(table, monkeypatch):
     monkeypatch.setattr("manyclass.data.tables._SAMPLE_ROWS", 1)
     monkeypatch.setattr("manyclass.data._csv._BATCH_ROWS", 1)
     with pytest.raises(UserError, match="finite numbers in column 'a', got 'inf' in line 3 of"):
@@ -159,7 +159,7 @@ def test_another_file_gives_the_same_features(table):
     assert rows(parquet)[1] is None
 
 
-def test_a_file_without_the_models_columns_is_told(table):
+def test_a_file_without_the_model_s_columns_is_refused(table):
     schema = table(TRAIN).schema
     with pytest.raises(UserError, match=r"must have the column 'says', as the model's had, got 'a', 'label' in"):
         table("a,label\n1,x\n", schema=schema)
@@ -190,7 +190,7 @@ def test_parquet_has_numbers_dates_and_text(table):
     assert labels == [("7",), ("8",), ("7",)]
 
 
-def test_parquet_and_csv_of_the_same_give_the_same(table):
+def test_parquet_and_csv_give_the_same_features(table):
     parquet = table({"a": [1, 3], "says": ["red", "blue"], "label": ["x", "y"]}, "a.parquet")
     csv = table(TRAIN)
     assert parquet.schema.columns == csv.schema.columns
@@ -207,12 +207,12 @@ def test_parquet_and_csv_of_the_same_give_the_same(table):
         ({"a": pyarrow.array([], pyarrow.int64()), "label": pyarrow.array([], pyarrow.string())}, "rows, got none in"),
     ],
 )
-def test_parquet_that_is_none_of_rows_is_told(table, content, message):
+def test_malformed_parquet_is_refused(table, content, message):
     with pytest.raises(UserError, match=message):
         rows(table(content, "a.parquet"))
 
 
-def test_without_pyarrow_it_is_named(table, monkeypatch):
+def test_without_pyarrow_the_error_names_it(table, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     with pytest.raises(UserError, match=r"needs pyarrow: pip install 'manyclass\[parquet\]'"):
         table(b"PAR1", "a.parquet")

@@ -1,4 +1,4 @@
-"""Text as the classes of its tokens."""
+"""Text as token ids."""
 
 import gzip
 import lzma
@@ -16,14 +16,14 @@ def test_ids_go_from_frequent_to_rare_and_ties_by_name():
     assert text.train.tolist() == [0, 1, 0, 2, 1, 0]
 
 
-def test_what_is_rare_or_new_is_unknown():
+def test_rare_and_new_tokens_are_unknown():
     text = encode(["a", "a", "b", "c"], ["a", "b", "d"], min_count=2)
     assert text.vocabulary == ("<unk>", "a")
     assert text.held_out.tolist() == [1, 0, 0]
 
 
 @pytest.mark.parametrize("min_count", [1, 2, 3])
-def test_a_text_that_has_its_own_unknown_keeps_one(min_count):
+def test_a_text_with_the_unknown_token_keeps_one(min_count):
     text = encode(["a", "<unk>", "a", "b", "b"], ["z", "<unk>"], min_count=min_count)
     assert text.vocabulary.count("<unk>") == 1
     unknown = text.vocabulary.index("<unk>")
@@ -48,7 +48,7 @@ def test_files_are_read_compressed_or_not(tmp_path, ending):
     assert [text.vocabulary[i] for i in text.held_out] == ["b", "a", "<eos>"]
 
 
-def test_words_are_letters_and_marks(tmp_path):
+def test_words_are_runs_of_letters_and_single_marks(tmp_path):
     (tmp_path / "train.txt").write_text("Nem, az ő’k d'or!\n", encoding="utf-8")
     (tmp_path / "test.txt").write_text("az az\n", encoding="utf-8")
     text = read_text(tmp_path, split="words")
@@ -73,7 +73,7 @@ def test_a_single_file_holds_out_every_twentieth_hundred_lines(tmp_path):
         (b"a b\n\xff\xfe c\n", "must be UTF-8, got byte 0xff"),
     ],
 )
-def test_a_file_that_is_no_text_is_told(tmp_path, content, message):
+def test_a_file_that_is_no_text_is_refused(tmp_path, content, message):
     path = tmp_path / "train.txt"
     path.write_bytes(content)
     (tmp_path / "valid.txt").write_text("a b\n")
@@ -81,7 +81,7 @@ def test_a_file_that_is_no_text_is_told(tmp_path, content, message):
         read_text(tmp_path)
 
 
-def test_missing_and_broken_files_are_told(tmp_path):
+def test_missing_and_broken_files_are_refused(tmp_path):
     with pytest.raises(UserError, match=r"a file train\.txt, got .*, which has none"):
         read_text(tmp_path)
     with pytest.raises(UserError, match="No such file"):
@@ -108,7 +108,7 @@ def test_ids_may_be_kept_in_a_folder(tmp_path):
     assert torch.equal(read_text(path, min_count=2, folder=tmp_path / "ids").train, held.train)
 
 
-def test_ids_that_find_no_room_leave_nothing(tmp_path):
+def test_a_file_in_place_of_the_folder_is_refused(tmp_path):
     (tmp_path / "a.txt").write_text("a b\n" * 2000)
     (tmp_path / "file").write_text("no folder")
     with pytest.raises(UserError, match="`folder` must be one that can be written to"):
@@ -116,7 +116,7 @@ def test_ids_that_find_no_room_leave_nothing(tmp_path):
     assert (tmp_path / "file").read_text() == "no folder"
 
 
-def test_reading_twice_finds_what_reading_at_once_does(tmp_path):
+def test_reading_a_file_equals_encoding_its_tokens(tmp_path):
     content = [f"w{i * i % 37} w{i % 5} <unk>" for i in range(3000)]
     (tmp_path / "a.txt").write_text("\n".join(content))
     tokens = [[*line.split(), "<eos>"] for line in content]
@@ -131,7 +131,7 @@ def test_reading_twice_finds_what_reading_at_once_does(tmp_path):
 
 
 @pytest.mark.parametrize("later", ["a b\nnew b\n", "a b\n", "a b\na b c\n"])
-def test_a_text_that_changes_while_it_is_read_is_told(tmp_path, monkeypatch, later):
+def test_a_text_that_changes_while_it_is_read_is_refused(tmp_path, monkeypatch, later):
     found = iter([["a b", "a b"], ["a b"], later.splitlines(), ["a b"]])
     monkeypatch.setattr("manyclass.data.text.lines", lambda path, name, progress: iter(next(found)))
     with pytest.raises(UserError, match="must stay as it is while it is read"):
@@ -146,11 +146,11 @@ def test_the_standard_library_is_a_text():
     assert {"def", "return", "<unk>"} <= set(text.vocabulary)
 
 
-def test_a_short_text_is_held_out_in_part_too(tmp_path):
+def test_a_part_of_a_short_text_is_held_out(tmp_path):
     path = tmp_path / "a.txt"
     path.write_text("".join(f"a w{i}\n" for i in range(60)))
     text = read_text(path)
-    # Runs of three lines: the eleventh.
+    # Runs of three lines, of which the eleventh is held out.
     assert [text.vocabulary[i] for i in text.held_out.tolist()] == [
         token for i in (30, 31, 32) for token in ("a", "<unk>", "<eos>")
     ]
@@ -167,9 +167,9 @@ def test_some_token_must_be_frequent_enough(tmp_path):
         read_text(path, min_count=1000)
 
 
-def test_how_far_a_text_is_read_is_told(tmp_path):
-    path, told = tmp_path / "a.txt", []
+def test_progress_is_reported(tmp_path):
+    path, seen = tmp_path / "a.txt", []
     path.write_text("a b\n" * 60)
-    read_text(path, progress=lambda done, size: told.append((done, size)))
-    assert told
-    assert set(told) == {(240, 240)}
+    read_text(path, progress=lambda done, size: seen.append((done, size)))
+    assert seen
+    assert set(seen) == {(240, 240)}

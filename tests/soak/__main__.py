@@ -1,7 +1,4 @@
-"""Everything that may happen to a training, a checkpoint or a file; by itself:
-
-python -m tests.soak --share 0.1 --part kills --seed 3
-"""
+"""Kills, interrupts, full disks and broken files in great number: python -m tests.soak --share 0.1 --part kills."""
 
 import argparse
 import sys
@@ -27,7 +24,7 @@ PARTS = {
 
 
 def soak(folder: Path, parts: Sequence[str], share: float, seed: int) -> dict[str, tuple[Outcome, float]]:
-    """Do some parts, or a share of each; what was found, and in how many seconds."""
+    """Run a share of some parts; return the outcome of each, and its seconds."""
     done = {}
     for name in parts:
         begin = time.monotonic()
@@ -41,9 +38,9 @@ def soak(folder: Path, parts: Sequence[str], share: float, seed: int) -> dict[st
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.soak")
-    parser.add_argument("--share", type=float, default=1.0, help="of the cases; default: all")
-    parser.add_argument("--seed", type=int, default=0, help="of all that is random")
-    parser.add_argument("--part", action="append", choices=[*PARTS], help="only this one; may be given again")
+    parser.add_argument("--share", type=float, default=1.0, help="Share of the cases to run; default: all")
+    parser.add_argument("--seed", type=int, default=0, help="Random seed")
+    parser.add_argument("--part", action="append", choices=[*PARTS], help="Run only this part; may be repeated")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="manyclass-soak-") as folder:
         done = soak(Path(folder), options.part or [*PARTS], options.share, options.seed)

@@ -1,4 +1,4 @@
-"""Checkpoints that went wrong: each is refused in one line, loses nothing and runs nothing."""
+"""Broken checkpoints: each is refused in one line, loses nothing and runs no code."""
 
 import hashlib
 import io
@@ -23,7 +23,7 @@ from tests.soak.tampering import tampered, tampered_json
 from tests.soak.trainings import left
 from tests.storage.trees import difference
 
-CHECKPOINTS = 200
+NUM_CHECKPOINTS = 200
 KINDS = ("a.svm", "text", "sequences", "triples")
 FILES = {
     "best.safetensors": "model",
@@ -37,51 +37,51 @@ FILES = {
 
 @dataclass(frozen=True)
 class Broken:
-    """A file of a training that went wrong.
+    """A broken file of a training.
 
     Args:
-        what: is wrong.
+        fault: a description.
         file: its name.
         data: its bytes.
-        right: whether its digest is right: then a command may take it for what it says.
+        right: True if its digest is right: then a command may accept its content.
     """
 
-    what: str
+    fault: str
     file: str
     data: bytes
     right: bool = False
 
 
 def checkpoints(folder: Path, share: float, seed: int) -> Outcome:
-    """Use so many trainings of which one file is broken, with all commands that read it."""
+    """Run all commands on trainings with one broken file."""
     outcome = Outcome()
     folder = folder / "checkpoints"
     folder.mkdir()
     marker = folder / "it ran"
     made = smalls(folder)
-    number = round(CHECKPOINTS * share)
+    number = round(NUM_CHECKPOINTS * share)
     kinds = KINDS if number >= 50 else KINDS[:2]
     for i, kind in enumerate(kinds):
         trained = _Trained(made[kind], folder / kind)
         draw = random.Random(f"{seed} {kind}")
         for j, broken in zip(range(-(-number // len(kinds))), _broken(trained, marker, draw, seed), strict=False):
-            # One in so many with a process of its own, which nothing of this one can hide.
-            trained.use(outcome, f"{kind}, {broken.file}, {broken.what}", broken, apart=i == 0 and j % 40 == 39)
+            # Some in a new process, where no state of this one can hide a fault.
+            trained.use(outcome, f"{kind}, {broken.file}, {broken.fault}", broken, apart=i == 0 and j % 40 == 39)
             if marker.exists():
-                outcome.add(f"{kind}, {broken.file}, {broken.what}", ["its code ran"])
+                outcome.add(f"{kind}, {broken.file}, {broken.fault}", ["its code ran"])
                 marker.unlink()
     return outcome
 
 
 class _Trained:
-    """A training that has ended, to be broken in copies, and what commands say of it as it is."""
+    """A finished training to break copies of, and the output of commands on the intact one."""
 
     def __init__(self, small: Small, folder: Path) -> None:
         self._small, self._folder = small, folder
         self.model = small.train(folder)
         self._data = folder / small.file
-        self._asked = folder / "asked" if small.asked is not None else self._data
-        # The index is made now, and a resumed training to compare others with.
+        self._queries = folder / "queries" if small.queries is not None else self._data
+        # Make the index now, and a resumed training to compare others with.
         called(*self._commands(self.model)["index"])
         self._expected: dict[str, Ended] = {}
         for name, command in self._commands(self.model).items():
@@ -96,18 +96,18 @@ class _Trained:
     def _commands(self, model: Path) -> dict[str, tuple[object, ...]]:
         flags, goes_on = self._small.flags, ("--epochs", 8, "--no-report")
         return {
-            "predict": ("predict", model, self._asked, *flags),
+            "predict": ("predict", model, self._queries, *flags),
             "evaluate": ("evaluate", model, self._data, *flags),
-            "predict newest": ("predict", model, self._asked, *flags, "--which", "newest"),
-            "predict previous": ("predict", model, self._asked, *flags, "--which", "previous"),
-            "index": ("predict", model, self._asked, *flags, "--index"),
+            "predict newest": ("predict", model, self._queries, *flags, "--which", "newest"),
+            "predict previous": ("predict", model, self._queries, *flags, "--which", "previous"),
+            "index": ("predict", model, self._queries, *flags, "--index"),
             "info": ("info", model),
             "resume": ("fit", "--out", model, "--resume", *goes_on),
             "resume from previous": ("fit", "--out", model, "--resume", "--from-previous", *goes_on),
         }
 
     def use(self, outcome: Outcome, case: str, broken: Broken, *, apart: bool) -> None:
-        """Put a broken file in its place and give all commands."""
+        """Put a broken file in its place and run all commands."""
         model = self._folder / "broken"
         faults = []
         shutil.copytree(self.model, model)
@@ -124,7 +124,7 @@ class _Trained:
                     changed = {path for path, _ in before.items() ^ after.items()}
                     faults.append(f"{name}: refused, but it changed {sorted(changed)}")
             elif done.code == 0 and not broken.right:
-                faults += self._other(name, done, model)
+                faults += self._differences(name, done, model)
             if name.startswith("resume"):
                 shutil.rmtree(model)
                 shutil.copytree(self.model, model)
@@ -133,19 +133,19 @@ class _Trained:
         outcome.add(case, faults)
         shutil.rmtree(model)
 
-    def _other(self, name: str, done: Ended, model: Path) -> list[str]:
-        """What is not as it would be with the file that was there."""
+    def _differences(self, name: str, done: Ended, model: Path) -> list[str]:
+        """Return the differences from the result with the intact file."""
         if name == "resume":
             place = difference(left(model)[:3], self._resumed[:3])
             return [f"another training was resumed: {place}"] if place else []
-        # Who lists the files says that one is damaged.
+        # These commands list the files, and report the damaged one.
         if name in ("info", "resume from previous"):
             return []
         return [] if done.out == self._expected[name].out else [f"{name}: it says something else: {done.out[:200]!r}"]
 
 
 def _broken(trained: _Trained, marker: Path, draw: random.Random, seed: int) -> Iterator[Broken]:
-    """First what people and attackers do to files, then chance; turn by turn."""
+    """Yield broken files: faults of people and attackers, random damage and tampering, in turn."""
     model = trained.model
     chosen = [*_disguised(model, marker), *_swapped(model)]
     draw.shuffle(chosen)
@@ -158,21 +158,21 @@ def _broken(trained: _Trained, marker: Path, draw: random.Random, seed: int) -> 
         yield Broken(f"corruption {i} of seed {seed}", name, next(chance[name]))
         name = draw.choice(names)
         if name == "fit.json":
-            what, text = tampered_json(data[name], draw)
-            yield Broken(f"{what}, seed {seed}", name, text, right=True)
+            change, text = tampered_json(data[name], draw)
+            yield Broken(f"{change}, seed {seed}", name, text, right=True)
         elif FILES[name]:
-            what, content = tampered(storage.load(model / name, content_type=FILES[name]), draw)
-            yield Broken(f"{what}, seed {seed}", name, _saved(model, content, FILES[name]), right=True)
+            change, content = tampered(storage.load(model / name, content_type=FILES[name]), draw)
+            yield Broken(f"{change}, seed {seed}", name, _saved(model, content, FILES[name]), right=True)
 
 
-def _saved(model: Path, content: dict[str, Any], kind: str) -> bytes:
+def _saved(model: Path, content: dict[str, Any], content_type: str) -> bytes:
     path = model.parent / "tampered.safetensors"
-    storage.save(path, content, content_type=kind)
+    storage.save(path, content, content_type=content_type)
     return path.read_bytes()
 
 
 class _Payload:
-    """Makes a file when it is unpickled."""
+    """An object that makes a file when it is unpickled."""
 
     def __init__(self, marker: Path) -> None:
         self._marker = marker

@@ -1,4 +1,4 @@
-"""`manyclass` with some arguments: in a process of its own, or in this one, which is faster."""
+"""Running `manyclass` in a new process, or in this one, which is faster."""
 
 import contextlib
 import io
@@ -15,19 +15,19 @@ from unittest import mock
 from manyclass import cli
 
 ROOT = Path(__file__).parents[2]
-LIMIT = 60.0  # seconds: what takes longer hangs
-# The same sums on every machine, and no thread that waits for another.
+LIMIT_SECONDS = 60.0  # after which a command counts as hung
+# One thread gives the same sums on every machine, and no thread waits for another.
 _ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
 _QUIET = (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning)
 
 
 @dataclass(frozen=True)
 class Ended:
-    """How a command ended.
+    """The result of a command.
 
     Args:
         code: its exit code; None: it hung.
-        out, err: what it wrote.
+        out, err: its output.
     """
 
     code: int | None
@@ -35,9 +35,9 @@ class Ended:
     err: str
 
     def fault(self) -> str:
-        """What is wrong with it: it must be right, or refused in one line. "" for nothing."""
+        """Return the fault, or "": a command must succeed without a warning, or refuse in one line."""
         if self.code is None:
-            return f"no end within {LIMIT:.0f} s"
+            return f"no end within {LIMIT_SECONDS:.0f} s"
         if "Traceback" in self.err:
             return f"a traceback: {self.err.strip().splitlines()[-1]}"
         if self.code not in (0, 2):
@@ -50,18 +50,18 @@ class Ended:
 
 
 class _HungError(BaseException):
-    """Nothing catches it but who set the alarm."""
+    """Raised by the alarm; a BaseException, so that the command does not catch it."""
 
 
 def called(*arguments: object) -> Ended:
-    """The command in this process."""
+    """Run a command in this process."""
     out, err = io.StringIO(), io.StringIO()
 
     def hung(*_: object) -> None:
         raise _HungError
 
     before = signal.signal(signal.SIGALRM, hung)
-    signal.setitimer(signal.ITIMER_REAL, LIMIT)
+    signal.setitimer(signal.ITIMER_REAL, LIMIT_SECONDS)
     try:
         with (
             mock.patch.object(sys, "argv", ["manyclass", *map(str, arguments)]),
@@ -86,11 +86,11 @@ def called(*arguments: object) -> Ended:
 
 
 def started(*arguments: object, ready: bool = False) -> subprocess.Popen[str]:
-    """The command in a process of its own.
+    """Start a command in a new process.
 
     Args:
-        arguments: of the command.
-        ready: whether it says so, in its first line, when all is imported: Ctrl-C before has nothing to go on from.
+        *arguments: of the command.
+        ready: True to print a first line when all is imported: an earlier Ctrl-C has no training to interrupt.
     """
     command = ["-m", "manyclass"]
     if ready:
@@ -107,9 +107,9 @@ def started(*arguments: object, ready: bool = False) -> subprocess.Popen[str]:
 
 
 def ended(process: subprocess.Popen[str]) -> Ended:
-    """Wait for a process; one that hangs is killed."""
+    """Wait for a process, and kill it if it hangs."""
     try:
-        out, err = process.communicate(timeout=4 * LIMIT)
+        out, err = process.communicate(timeout=4 * LIMIT_SECONDS)
     except subprocess.TimeoutExpired:
         process.kill()
         out, err = process.communicate()
@@ -118,5 +118,5 @@ def ended(process: subprocess.Popen[str]) -> Ended:
 
 
 def run(*arguments: object) -> Ended:
-    """The command in a process of its own, to its end."""
+    """Run a command in a new process."""
     return ended(started(*arguments))

@@ -1,4 +1,4 @@
-"""Data files that went wrong: each is refused in one line, or read as what it holds."""
+"""Broken data files: each is refused in one line, or read."""
 
 import random
 import shutil
@@ -10,13 +10,13 @@ from tests.soak.commands import Ended, called
 from tests.soak.models import Small, smalls, write
 from tests.soak.outcome import Outcome
 
-FILES = 200
+NUM_FILES = 200
 SAME, REFUSED, EITHER = "same", "refused", "either"
 _BOM = b"\xef\xbb\xbf"
 
 
 def files(folder: Path, share: float, seed: int) -> Outcome:
-    """Train on, evaluate and predict from so many broken files of all formats."""
+    """Train on, evaluate and predict from broken files of all formats."""
     outcome = Outcome()
     folder = folder / "files"
     folder.mkdir()
@@ -24,7 +24,7 @@ def files(folder: Path, share: float, seed: int) -> Outcome:
     models: dict[str, tuple[Path, Ended]] = {}
     cases = _cases(made, seed)
     random.Random(seed).shuffle(cases)
-    for name, what, data, expected in cases[: round(FILES * share)]:
+    for name, what, data, expected in cases[: round(NUM_FILES * share)]:
         small = made[name]
         if name not in models:
             model = small.train(folder / name)
@@ -51,7 +51,7 @@ def _one(
         faults += [f"{name}: not refused" for name, done in _named(fit, evaluated) if done.code == 0]
     if fit.code == 2:
         outcome.saw("refused")
-        # Nothing that stands in the way of the same command once the file is mended.
+        # The same command succeeds once the file is repaired.
         write(path, small.data)
         again = called(*small.fit(path, out))
         faults += [f"the folder cannot be used again: {again.err}"] if again.code else []
@@ -66,19 +66,19 @@ def _named(*ended: Ended) -> list[tuple[str, Ended]]:
 
 
 def _cases(made: dict[str, Small], seed: int) -> list[tuple[str, str, bytes, str]]:
-    """Of what file, what is wrong, its bytes, and what must become of it: what happens to people, then chance."""
+    """Return data set, damage, bytes and expected result of each case: first common faults, then random damage."""
     found = [
         (name, what, make(small.data), expected)
         for name, small in made.items()
         for what, make, expected in _known(name, small)
     ]
-    each = -(-(FILES - len(found)) // len(made))
+    each = -(-(NUM_FILES - len(found)) // len(made))
     chance = [
         (name, f"corruption {i} of seed {seed}", data, EITHER)
         for name, small in made.items()
         for i, data in enumerate(corruptions(small.data, each, seed))
     ]
-    return found + chance[: FILES - len(found)]
+    return found + chance[: NUM_FILES - len(found)]
 
 
 def _known(name: str, small: Small) -> list[tuple[str, Callable[[bytes], bytes], str]]:

@@ -1,4 +1,4 @@
-"""A disk that is full while a training saves, for a while or to its end."""
+"""A disk that is full while a training saves, for a while or until it ends."""
 
 import contextlib
 import resource
@@ -12,12 +12,12 @@ from tests.soak.outcome import Outcome
 from tests.soak.trainings import Reference, fit_command, left, reference
 from tests.storage.trees import difference
 
-_SIZE = 16 << 20  # bytes of a small disk: the page of each training takes 5 MB
-_FREE = (-1, -1)
+_DISK_BYTES = 16 << 20  # the report of each training takes 5 MB
+_NO_LIMIT = (-1, -1)
 
 
 def full_disk(folder: Path, share: float, seed: int) -> Outcome:
-    """Fill the disk when a checkpoint is there, by a limit on files and, where one may mount, by filling a disk."""
+    """Fill the disk after a checkpoint, by a limit on file size and, with permission to mount, by filling a disk."""
     outcome = Outcome()
     kinds = ("text", "features") if share >= 1 else ("text",)
     for kind in kinds:
@@ -29,7 +29,7 @@ def full_disk(folder: Path, share: float, seed: int) -> Outcome:
         return outcome
     with _small_disk(folder / "disk") as disk:
         if disk is None:
-            outcome.saw("no small disk, for who may not mount one")
+            outcome.saw("no small disk, without permission to mount")
         else:
             for kind in kinds:
                 _until_the_end(outcome, kind, reference(kind, folder, True), disk / kind, _fill)
@@ -57,10 +57,10 @@ def _until_the_end(
         ],
     )
     free()
-    # What was saved before is there, and a prediction from it.
+    # The earlier checkpoint is there, and can be used for predictions.
     for arguments in (("info", out), ("predict", out, whole.data, "--top", 1, "--which", "newest")):
-        told = called(*arguments)
-        outcome.add(f"{kind}, {arguments[0]} after a full disk", [told.fault(), told.err if told.code else ""])
+        again = called(*arguments)
+        outcome.add(f"{kind}, {arguments[0]} after a full disk", [again.fault(), again.err if again.code else ""])
     again = run(*whole.resume(out))
     same = difference(left(out), whole.left) if again.code == 0 else "its end"
     outcome.add(f"{kind}, resumed after a full disk", [again.fault(), f"another outcome, at {same}" if same else ""])
@@ -91,18 +91,18 @@ def _wait_for(path: Path, process: "subprocess.Popen[str]") -> None:
 
 
 def _limit(out: Path, process: int) -> Callable[[], None]:
-    """No file of a process may grow beyond a few bytes from now on; until what comes back is called."""
+    """Limit the file size of a process to a few bytes; return a function that lifts the limit."""
     resource.prlimit(process, resource.RLIMIT_FSIZE, (100, -1))
 
     def free() -> None:
         with contextlib.suppress(ProcessLookupError):
-            resource.prlimit(process, resource.RLIMIT_FSIZE, _FREE)
+            resource.prlimit(process, resource.RLIMIT_FSIZE, _NO_LIMIT)
 
     return free
 
 
 def _fill(out: Path, process: int) -> Callable[[], None]:
-    """Fill the disk of a folder to the last byte, until what comes back is called."""
+    """Fill the disk of a folder to the last byte; return a function that frees it."""
     ballast = out.parent / "ballast"
     with ballast.open("wb", buffering=0) as file, contextlib.suppress(OSError):
         while file.write(bytes(1 << 14)):
@@ -112,9 +112,9 @@ def _fill(out: Path, process: int) -> Callable[[], None]:
 
 @contextlib.contextmanager
 def _small_disk(place: Path) -> Iterator[Path | None]:
-    """A disk of a few megabytes; None where it may not be made."""
+    """Mount a disk of a few megabytes; yield None without permission to."""
     place.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", f"size={_SIZE}", "tmpfs", str(place)]
+    command = ["mount", "-t", "tmpfs", "-o", f"size={_DISK_BYTES}", "tmpfs", str(place)]
     try:
         made = subprocess.run(command, capture_output=True, check=False).returncode == 0
     except OSError:

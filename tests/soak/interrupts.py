@@ -1,4 +1,4 @@
-"""Ctrl-C at random moments of a training; then what it says to do is done."""
+"""Ctrl-C at random moments of a training, which is then continued as its message says."""
 
 import random
 import shlex
@@ -16,7 +16,7 @@ KINDS = ("text", "features")
 
 
 def interrupts(folder: Path, share: float, seed: int) -> Outcome:
-    """Interrupt trainings, some of them twice within a moment, and go on as each says."""
+    """Interrupt trainings, some of them twice in a row, and continue each as its message says."""
     outcome = Outcome()
     for i in range(max(1, int(INTERRUPTS * share))):
         kind = KINDS[i % len(KINDS) if share >= 1 else 0]
@@ -35,7 +35,7 @@ def _one(outcome: Outcome, command: tuple[object, ...], whole: Reference, draw: 
         assert process.stdout is not None
         process.stdout.readline()
         if wait is not None:
-            # Of all there is, importing apart.
+            # A share of the duration, without the time of imports.
             time.sleep(0.01 + wait * (whole.seconds - 0.7 * whole.begun))
             process.send_signal(signal.SIGINT)
             if twice:
@@ -44,14 +44,14 @@ def _one(outcome: Outcome, command: tuple[object, ...], whole: Reference, draw: 
         done = ended(process)
         if done.code == 0:
             break
-        outcome.saw("interrupted twice within a moment" if twice else "interrupted")
-        told = done.err.strip().splitlines()[-1] if done.err.strip() else ""
-        outcome.add(f"{case}: {told}", [_fault(done, told)])
+        outcome.saw("interrupted twice in a row" if twice else "interrupted")
+        message = done.err.strip().splitlines()[-1] if done.err.strip() else ""
+        outcome.add(f"{case}: {message}", [_fault(done, message)])
         if done.code != 2:
             return
-        if "manyclass fit" in told:
+        if "manyclass fit" in message:
             outcome.saw("it said how to go on")
-            going = tuple(shlex.split(told[told.index("manyclass fit") :])[1:])
+            going = tuple(shlex.split(message[message.index("manyclass fit") :])[1:])
             going += () if whole.report else ("--no-report",)
         else:
             outcome.saw("nothing was kept yet")
@@ -61,9 +61,9 @@ def _one(outcome: Outcome, command: tuple[object, ...], whole: Reference, draw: 
     outcome.add(case, [f"another outcome, at {place}" if place else ""])
 
 
-def _fault(done: Ended, told: str) -> str:
+def _fault(done: Ended, message: str) -> str:
     if done.code != 2:
         return f"exit code {done.code}: {done.err[-500:]!r}"
-    if "Traceback" in done.err or not told.startswith("manyclass: interrupted"):
+    if "Traceback" in done.err or not message.startswith("manyclass: interrupted"):
         return f"it did not end in one line: {done.err[-500:]!r}"
-    return "" if "manyclass fit" in told or "the same command" in told else "it does not say how to go on"
+    return "" if "manyclass fit" in message or "the same command" in message else "it does not say how to go on"

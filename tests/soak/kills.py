@@ -19,7 +19,7 @@ _MOMENTS = ("reading", "training", "save", "any", "training", "end", "save", "tr
 
 
 def kills(folder: Path, share: float, seed: int) -> Outcome:
-    """Kill trainings of each kind so often; what each leaves must be what one leaves that was never killed."""
+    """Kill trainings of each kind; each must leave the same files as an uninterrupted training."""
     outcome = Outcome()
     number = max(1, round(KILLS * share))
     for kind in KINDS if number > 2 else KINDS[:1]:
@@ -38,8 +38,8 @@ def kills(folder: Path, share: float, seed: int) -> Outcome:
 
 
 def _one(outcome: Outcome, kind: str, out: Path, whole: Reference, moments: list[str], draw: random.Random) -> None:
-    """Kill one training until it is done, or no moment is left: then it is let go on."""
-    told: list[str] = []
+    """Kill and resume one training until it is done, or until no moment is left to kill it in."""
+    killed_in: list[str] = []
     while True:
         begun = (out / "fit.json").exists()
         command = whole.resume(out) if begun else fit_command(kind, whole.data, out, report=whole.report)
@@ -51,22 +51,22 @@ def _one(outcome: Outcome, kind: str, out: Path, whole: Reference, moments: list
             if done.code == -9:
                 moments.pop(0)
                 torn = any(out.glob("*.tmp-*"))
-                told.append(f"{moment} of a run that {'goes on' if begun else 'begins'}")
+                killed_in.append(f"{moment} of a run that {'goes on' if begun else 'begins'}")
                 outcome.saw(f"killed: {moment}")
                 if torn:
                     outcome.saw("within a save")
-                outcome.add(f"{kind}, killed in {told[-1]}", _standing(out))
+                outcome.add(f"{kind}, killed in {killed_in[-1]}", _damaged_checkpoints(out))
                 continue
         else:
             done = ended(process)
         break
     outcome.saw("done")
-    case = f"{kind}, killed in {', '.join(told) or 'no moment'}"
+    case = f"{kind}, killed in {', '.join(killed_in) or 'no moment'}"
     outcome.add(case, [*_faults(done, out, whole)])
 
 
 def _event(moment: str, out: Path, whole: Reference, draw: random.Random) -> Callable[[float], bool]:
-    """Whether a process, so many seconds after its start, is where it is to be killed."""
+    """Return a function of the seconds since the start that is True once the process must be killed."""
     drawing = whole.seconds - whole.trained
     wait = draw.random()
 
@@ -105,7 +105,7 @@ def _changed(path: Path, since: float) -> bool:
 
 
 def _is_there(process: "subprocess.Popen[str]", event: Callable[[float], bool]) -> bool:
-    """Wait for an event; False: the process ended before."""
+    """Wait for an event; False: the process ended first."""
     begin = time.monotonic()
     while process.poll() is None:
         if event(time.monotonic() - begin):
@@ -114,14 +114,14 @@ def _is_there(process: "subprocess.Popen[str]", event: Callable[[float], bool]) 
     return False
 
 
-def _standing(out: Path) -> list[str]:
-    """What is wrong with a training that was killed: each of its checkpoints must be whole."""
+def _damaged_checkpoints(out: Path) -> list[str]:
+    """Return the faults of a killed training: each of its checkpoints must be whole."""
     faults = []
-    for name, kind in (("newest", "checkpoint"), ("previous", "checkpoint"), ("best", "model")):
+    for name, content_type in (("newest", "checkpoint"), ("previous", "checkpoint"), ("best", "model")):
         path = out / f"{name}.safetensors"
         if path.exists():
             try:
-                storage.check(path, content_type=kind)
+                storage.check(path, content_type=content_type)
             except UserError as error:
                 faults.append(str(error))
     return faults

@@ -1,4 +1,4 @@
-"""Small models of each kind, trained in a moment, and the data they are of."""
+"""Small data sets of each kind and format, and models trained on them."""
 
 import random
 from dataclasses import dataclass
@@ -12,45 +12,47 @@ _QUICK = ("--no-report", "--probe-every", 0, "--epochs", 1)
 
 @dataclass(frozen=True)
 class Small:
-    """A kind of data in one format.
+    """A small data set in one format.
 
     Args:
-        file: its name.
-        data: what it holds.
+        file: the name of its file.
+        data: the bytes of the file.
         options: of `fit`.
         flags: of all commands that read it.
-        asked: what `predict` reads; None: the same.
-        text: whether it is text.
+        queries: the bytes that `predict` reads; None: the same.
+        text: True if it is text.
     """
 
     file: str
     data: bytes
     options: tuple[object, ...]
     flags: tuple[object, ...] = ()
-    asked: bytes | None = None
+    queries: bytes | None = None
     text: bool = True
 
     def fit(self, data: Path, out: Path) -> tuple[object, ...]:
+        """Return the arguments of a training."""
         return ("fit", data, "--out", out, *_QUICK, *self.options, *self.flags)
 
     def train(self, folder: Path) -> Path:
-        """The data in a folder, and a model of it in `model` beside it."""
+        """Write the data to a folder, train a model in it, and return the model's folder."""
         folder.mkdir(parents=True)
         write(folder / self.file, self.data)
-        if self.asked is not None:
-            write(folder / "asked", self.asked)
+        if self.queries is not None:
+            write(folder / "queries", self.queries)
         done = called(*self.fit(folder / self.file, folder / "model"), "--checkpoint-every", 0)
         assert done.code == 0, f"{self.file}: {done.err}"
         return folder / "model"
 
 
 def write(path: Path, data: bytes) -> Path:
+    """Write a file and return its path."""
     path.write_bytes(data)
     return path
 
 
 def smalls(folder: Path) -> dict[str, Small]:
-    """One of each format; what they need beside them goes into a folder."""
+    """Make a data set of each format; files that they need are written to a folder."""
     draw = random.Random(3)
     words = [" ".join(f"w{int(40 * draw.random() ** 2)}" for _ in range(6)) for _ in range(60)]
     text = ("\n".join(words) + "\n").encode()
@@ -66,14 +68,14 @@ def smalls(folder: Path) -> dict[str, Small]:
         ),
         "sequences": Small("a.txt", _lines(sequences, " "), ("--sequences", *recurrent)),
         "triples": Small(
-            "a.txt", _lines(triples, "\t"), ("--triples", "--dim", 4, "--batch-size", 32), asked=_lines(pairs, "\t")
+            "a.txt", _lines(triples, "\t"), ("--triples", "--dim", 4, "--batch-size", 32), queries=_lines(pairs, "\t")
         ),
     }
     for name, make in SAMPLES.items():
         ending = name.rsplit(".")[-1]
         flags = ("--labels", folder / "labels.npy") if ending == "npy" else ()
         text_like = ending in ("svm", "csv", "tsv")
-        # Words are hashed into many features; a projection keeps a model of them small.
+        # Words are hashed into many features, so a projection keeps the model small.
         made[name] = Small(name, make(), ("--batch-size", 8, "--rank", 3), flags, text=text_like)
     return made
 

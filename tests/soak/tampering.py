@@ -1,4 +1,4 @@
-"""Trees of plain data in which something is of another kind than it should be."""
+"""Trees of plain data with one value replaced by a wrong one."""
 
 import copy
 import json
@@ -37,18 +37,18 @@ _TENSORS = (
 
 
 def tampered(content: dict[str, Any], draw: random.Random, *, tensors: bool = True) -> tuple[str, dict[str, Any]]:
-    """A tree with one place changed, and where."""
+    """Return the change made and the tree with one place changed."""
     content = copy.deepcopy(content)
     path = draw.choice(list(_places(content)))
-    *way, last = path
+    *keys, last = path
     parent: Any = content
-    for key in way:
+    for key in keys:
         parent = parent[key]
     value = parent[last] if not isinstance(parent, tuple) else None
     how = draw.random()
     where = "".join(f"[{key!r}]" for key in path)
     if isinstance(parent, tuple):
-        # A tuple is not changed in place: its own parent gets a list.
+        # A tuple cannot be changed in place, so another place is drawn.
         return tampered(content, draw, tensors=tensors)
     if how < 0.15 and isinstance(parent, dict):
         del parent[last]
@@ -61,13 +61,13 @@ def tampered(content: dict[str, Any], draw: random.Random, *, tensors: bool = Tr
 
 
 def tampered_json(data: bytes, draw: random.Random) -> tuple[str, bytes]:
-    """The JSON file of a training with one place changed, a digest that is right, and where."""
+    """Return the change made and the JSON file of a training with one place changed and the right digest."""
     what, content = tampered(json.loads(data), draw, tensors=False)
     return what, json.dumps(signed(content)).encode()
 
 
 def _other(value: torch.Tensor, draw: random.Random) -> torch.Tensor:
-    """The tensor in another shape, of another type, or with other numbers."""
+    """Return the tensor with another shape, dtype or values."""
     choices = [
         value.reshape(-1),
         value.unsqueeze(0),
@@ -82,7 +82,7 @@ def _other(value: torch.Tensor, draw: random.Random) -> torch.Tensor:
 
 
 def _places(node: Any, path: tuple[Any, ...] = ()) -> Any:
-    """The ways to all that a tree holds."""
+    """Yield the paths to all values of a tree."""
     items = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list | tuple) else ()
     for key, value in items:
         yield (*path, key)

@@ -1,4 +1,4 @@
-"""Trainings that take a few seconds, and what they leave."""
+"""Trainings that take a few seconds, and their results."""
 
 import csv
 import functools
@@ -12,7 +12,7 @@ from manyclass.tasks.fit import _DATA as DATA
 from tests.soak.commands import ended, started
 from tests.training.killed import timeless
 
-# More than 1,024 classes, of which a step draws some; its table is renewed from step 50 on.
+# More than 1,024 classes, so that a step samples; the sampler is rebuilt from step 50 on.
 _COMMON = ("--k", 64, "--evaluate-every", 37, "--probe-every", 50, "--checkpoint-every", 0.05)
 _OWN = {
     "text": ("--text", "--dim", 16, "--batch-size", 4, "--length", 16, "--clip", 1.0),
@@ -22,16 +22,16 @@ _OWN = {
 
 @dataclass(frozen=True)
 class Reference:
-    """A training that was never stopped.
+    """An uninterrupted training.
 
     Args:
-        left: what it left, times apart.
+        left: its results, without times.
         begun: seconds from its start to its first checkpoint.
-        trained: until all was trained and measured.
+        trained: seconds until training and evaluation were done.
         seconds: until its end.
         last_step: the number of the last step.
-        data: what it learnt from.
-        report: whether it drew a page.
+        data: its training data.
+        report: True if it wrote a report.
     """
 
     left: list[object]
@@ -43,22 +43,22 @@ class Reference:
     report: bool
 
     def files(self) -> set[str]:
-        """The names of all it left."""
+        """Return the names of all files it left."""
         page = {"report.html", "figures"} if self.report else set()
         names = ("best", "newest", "previous")
         return {*(f"{name}.safetensors" for name in names), "fit.json", "log.csv", *page}
 
     def resume(self, out: Path) -> tuple[object, ...]:
-        """The arguments that go on with another training."""
+        """Return the arguments that resume another training."""
         return ("fit", "--out", out, "--resume", *(() if self.report else ("--no-report",)))
 
 
 def write_data(kind: str, path: Path) -> Path:
-    """A small data set of about 1,300 classes, some frequent and most rare."""
+    """Write a small data set of about 1,300 classes, some frequent and most rare."""
     draw = random.Random(7)
     with path.open("w") as file:
         for i in range({"text": 1300, "features": 3600}[kind]):
-            # Each class is there; then some more often than others.
+            # Each class occurs once; then some more often than others.
             c = i if i < 1300 else int(1300 * draw.random() ** 3)
             if kind == "text":
                 print(f"w{c}", *(f"w{int(1300 * draw.random() ** 3)}" for _ in range(6)), file=file)
@@ -69,19 +69,19 @@ def write_data(kind: str, path: Path) -> Path:
 
 
 def fit_command(kind: str, data: Path, out: Path, *, report: bool) -> tuple[object, ...]:
-    """The arguments of a training."""
+    """Return the arguments of a training."""
     shorter = ("--epochs", 2) if report else ("--epochs", 1, "--no-report")
     return ("fit", data, "--out", out, *_OWN[kind], *_COMMON, *shorter)
 
 
 @functools.cache
 def reference(kind: str, folder: Path, report: bool) -> Reference:
-    """A training of a data set in a folder that is never stopped."""
+    """Run an uninterrupted training of a data set in a folder."""
     data = write_data(kind, folder / f"{kind}.txt")
     out = folder / f"{kind}-whole"
     begin = time.monotonic()
     process = started(*fit_command(kind, data, out, report=report))
-    # What is read goes when all is measured; then the page is drawn.
+    # The data folder is removed after the evaluation; then the report is drawn.
     begun = trained = begin
     while process.poll() is None:
         if (out / DATA).exists():
@@ -95,14 +95,14 @@ def reference(kind: str, folder: Path, report: bool) -> Reference:
 
 
 def left(out: Path) -> list[object]:
-    """What a training has left: all that is to be the same."""
+    """Return the results of a training that must be equal."""
     newest = storage.load(out / "newest.safetensors", content_type="checkpoint")
     best = storage.load(out / "best.safetensors", content_type="model")
     return [timeless(newest["state"]), newest["best_cost"], best, rows(out)]
 
 
 def rows(out: Path) -> list[list[str]]:
-    """The rows of the log, times apart."""
+    """Return the rows of the log without times."""
     with (out / "log.csv").open() as file:
         first, *others = csv.reader(file)
     at = first.index("seconds")

@@ -81,7 +81,7 @@ class CsvTable:
             try:
                 row = next(reader, None)
             except csv.Error as error:
-                self._fail(f"must be CSV, got a record that is none ({one_line(error)})", place)
+                self._fail(f"must be CSV, got a malformed record ({one_line(error)})", place)
             finally:
                 csv.field_size_limit(limit)
             if row is None:

@@ -142,11 +142,6 @@ def open_member(archive: zipfile.ZipFile, key: str, path: Path, name: str) -> Ar
     return ArrayFile(where, file, info.file_size, name=name)
 
 
-def open_npy(path: Path, name: str) -> ArrayFile:
-    """Open the array of a .npy file."""
-    return ArrayFile(str(path), path, path.stat().st_size, name=name)
-
-
 def _header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, "np.dtype[Any]", int]:
     """Return the shape, True if stored column by column, the dtype, and the position of the numbers."""
     version = npy.read_magic(file)

@@ -11,7 +11,7 @@ from typing import Any, NoReturn, Protocol
 
 import numpy as np
 
-from manyclass.data._npy import Array, ArrayFile, open_archive, open_member, open_npy
+from manyclass.data._npy import Array, ArrayFile, open_archive, open_member
 from manyclass.data.chunks import Chunk, as_schema, check_format, width_fault
 from manyclass.data.files import reading, shown
 from manyclass.data.names import MAX_LABEL_CHARACTERS, label_fault
@@ -66,21 +66,12 @@ class ArrayReader:
         self._format = "npz" if archive else "npy"
         with self._opened() as (matrix, y):
             self.size = path.stat().st_size
-            self._schema = Schema(self._format, matrix.shape[1], sparse=matrix.sparse)
-            self._labelled = y is not None
+            self.schema = schema or Schema(self._format, matrix.shape[1], sparse=matrix.sparse)
+            self.labelled = y is not None
+            width = matrix.shape[1]
         check_format(self._format, schema, path, name)
-        if fault := width_fault(self._schema.num_features, schema):
+        if fault := width_fault(width, schema):
             self._fail(fault)
-
-    @property
-    def schema(self) -> Schema:
-        """The description of the features."""
-        return self._schema if self._given is None else self._given
-
-    @property
-    def labelled(self) -> bool:
-        """True if there are labels."""
-        return self._labelled
 
     def chunks(self) -> Iterator[Chunk]:
         """Yield all rows, in chunks of at most a few thousand."""
@@ -101,7 +92,7 @@ class ArrayReader:
             matrix: _Matrix
             y = None
             if self._format == "npy":
-                matrix = _Dense(open_npy(self.path, self._name), self)
+                matrix = _Dense(ArrayFile(str(self.path), self.path, self.path.stat().st_size, name=self._name), self)
             else:
                 file = stack.enter_context(self.path.open("rb"))
                 archive = stack.enter_context(open_archive(self.path, file, self._name))
@@ -111,7 +102,7 @@ class ArrayReader:
                     y = open_member(archive, "y", self.path, self._name)
             if self._labels is not None:
                 with reading(self._labels, _LABELS):
-                    y = open_npy(self._labels, _LABELS)
+                    y = ArrayFile(str(self._labels), self._labels, self._labels.stat().st_size, name=_LABELS)
             if not matrix.shape[0]:
                 self._fail("must hold rows, got none")
             if y is not None:
@@ -134,11 +125,9 @@ class ArrayReader:
             raise UserError(f"{what} must hold ints or strings, got {y.dtype} in {where}")
         if y.shape != (rows,):
             raise UserError(f"{what} must have a label for each of {rows:,} rows, got shape {list(y.shape)} in {where}")
-        characters = y.dtype.itemsize // {"U": 4}.get(y.dtype.kind, 1)
-        if y.dtype.kind in "US" and characters > MAX_LABEL_CHARACTERS * (1 if y.dtype.kind == "U" else 4):
-            raise UserError(
-                f"{what} must have labels of at most {MAX_LABEL_CHARACTERS:,} characters, got {y.dtype} in {where}"
-            )
+        characters, limit = y.dtype.itemsize // {"U": 4}.get(y.dtype.kind, 1), MAX_LABEL_CHARACTERS
+        if y.dtype.kind in "US" and characters > limit * (1 if y.dtype.kind == "U" else 4):
+            raise UserError(f"{what} must have labels of at most {limit:,} characters, got {y.dtype} in {where}")
 
     def _names(self, y: Array, begin: int) -> list[tuple[str, ...]]:
         where = self.path if self._labels is None else self._labels
@@ -178,14 +167,12 @@ class _Dense:
         if array.dtype.kind not in "fiub":
             reader._fail(f"must hold numbers, got {array.dtype}")
         self._array, self.shape = array, (array.shape[0], array.shape[1])
-        if self._row_bytes() > _MAX_ROW_BYTES:
+        self._row_bytes: int = self.shape[1] * max(4, array.dtype.itemsize)
+        if self._row_bytes > _MAX_ROW_BYTES:
             reader._fail(f"must have dense rows of at most {_MAX_ROW_BYTES >> 20} MiB, got {self.shape[1]:,} features")
 
-    def _row_bytes(self) -> int:
-        return self.shape[1] * max(4, int(self._array.dtype.itemsize))
-
     def chunk_rows(self) -> int:
-        return max(1, min(_CHUNK_ROWS, _CHUNK_BYTES // self._row_bytes()))
+        return max(1, min(_CHUNK_ROWS, _CHUNK_BYTES // self._row_bytes))
 
     def read(self, number: int) -> Array:
         with np.errstate(over="ignore", invalid="ignore"):

@@ -38,20 +38,14 @@ class Reader(Protocol):
     Attributes:
         path: of the file.
         size: of the file, in bytes.
+        schema: the description of the features; F may be 0 before all rows were read once.
+        labelled: True if the file has labels.
     """
 
     path: Path
     size: int
-
-    @property
-    def schema(self) -> Schema:
-        """The description of the features. F may be 0 before all rows were read once."""
-        ...
-
-    @property
-    def labelled(self) -> bool:
-        """True if the file has labels."""
-        ...
+    schema: Schema
+    labelled: bool
 
     def chunks(self) -> Iterator[Chunk]:
         """Yield all rows, in chunks of a few thousand."""

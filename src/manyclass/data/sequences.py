@@ -155,14 +155,7 @@ class LastBatches:
     """
 
     def __init__(
-        self,
-        sequences: Sequences,
-        split: str,
-        size: int,
-        *,
-        length: int,
-        seen: bool = True,
-        limit: int | None = None,
+        self, sequences: Sequences, split: str, size: int, *, length: int, seen: bool = True, limit: int | None = None
     ) -> None:
         _check.choice("split", split, tuple(_LAST_ITEMS))
         self._seen = seen

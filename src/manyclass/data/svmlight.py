@@ -56,6 +56,8 @@ class SvmlightReader:
             and if N or F is wrong.
     """
 
+    labelled = True
+
     def __init__(
         self,
         path: Path,
@@ -81,23 +83,14 @@ class SvmlightReader:
         elif zero_based is None:
             zero_based = self._has_zero(progress) if schema is None else schema.zero_based
         self._base = 0 if zero_based else 1
-        self._schema = Schema("svmlight", known, sparse=True, zero_based=zero_based)
-
-    @property
-    def schema(self) -> Schema:
-        """The description of the features; F is 0 before all rows were read, if no header gives it."""
-        return self._schema if self._given is None else self._given
-
-    @property
-    def labelled(self) -> bool:
-        """True: every row may have labels."""
-        return True
+        self._num_features = known
+        self.schema = schema or Schema("svmlight", known, sparse=True, zero_based=zero_based)
 
     def chunks(self) -> Iterator[Chunk]:
         """Yield all rows, in chunks of about a mebibyte of text."""
         from scipy.sparse import csr_array
 
-        count, widest, bound = 0, 0, self._schema.num_features
+        count, widest, bound = 0, 0, self._num_features
         for block in blocks(self.path, name=self._name):
             if self._rows is not None and block.first == 1:
                 block = replace(block, data=block.data[block.data.index(b"\n") + 1 :], first=2)
@@ -122,7 +115,9 @@ class SvmlightReader:
             raise UserError(f"`{self._name}` must hold rows, got none in {self.path}")
         if not (bound or widest):
             raise UserError(f"`{self._name}` must hold features index:value, got none in {self.path}")
-        self._schema = replace(self._schema, num_features=bound or widest)
+        self._num_features = bound or widest
+        if self._given is None:
+            self.schema = replace(self.schema, num_features=self._num_features)
 
     def _has_zero(self, progress: ReadProgress | None) -> bool:
         for block in blocks(self.path, name=self._name):
@@ -140,7 +135,7 @@ class SvmlightReader:
 
     def _max_index(self) -> int:
         """Return the highest index a feature may have."""
-        return (self._schema.num_features or MAX_FEATURES) - 1 + self._base
+        return (self._num_features or MAX_FEATURES) - 1 + self._base
 
     def _parsed_carefully(self, block: Block, blanks: int) -> _Parsed:
         """Parse as `_parsed_fast`, and name the line of the first fault."""
@@ -176,7 +171,7 @@ class SvmlightReader:
         if index < self._base:
             self._fail(f"must have indices of at least {self._base}, got {index}", place)
         if index > self._max_index():
-            known = self._schema.num_features
+            known = self._num_features
             whose = "its header says" if self._rows is not None else "the model has"
             why = f" ({known:,} features, as {whose})" if known else ""
             self._fail(f"must have indices of at most {self._max_index():,}{why}, got {index:,}", place)

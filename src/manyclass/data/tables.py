@@ -71,8 +71,9 @@ class TableReader:
         )
         self._check_names()
         self._label = self._label_column(label, schema) if labelled else None
-        self._schema = self._inferred(format, width, progress) if schema is None else schema
-        for column in self._schema.columns:
+        self.labelled = self._label is not None
+        self.schema = self._inferred(format, width, progress) if schema is None else schema
+        for column in self.schema.columns:
             if column.name not in self._table.columns:
                 self._fail(f"must have the column {column.name!r}, as the model's had, got {self._listed()}")
             found = self._table.types.get(column.name, column.type)
@@ -80,20 +81,10 @@ class TableReader:
             if found not in (column.type, "null"):
                 self._fail(f"must hold {column.type} in column {column.name!r}, got {found}")
 
-    @property
-    def schema(self) -> Schema:
-        """The description of the features."""
-        return self._schema
-
-    @property
-    def labelled(self) -> bool:
-        """True if labels are read."""
-        return self._label is not None
-
     def chunks(self) -> Iterator[Chunk]:
         """Yield all rows, in chunks of at most a few thousand."""
         seen = False
-        for cells in self._table.cells([column.name for column in self._schema.columns], label=self._label):
+        for cells in self._table.cells([column.name for column in self.schema.columns], label=self._label):
             seen = True
             yield Chunk(self._features(cells), self._labels(cells), cells.done)
         if not seen:
@@ -151,19 +142,19 @@ class TableReader:
                     scaler.partial_fit(np.stack([self._numbers(cells, column) for column in numbers], 1))
             if progress is not None:
                 progress(cells.done, self.size)
-        moments = {
-            column: _number_column(column, float(scaler.mean_[i]), float(scaler.var_[i]))
-            for i, column in enumerate(numbers)
-        }
-        columns = tuple(moments.get(column) or Column(column, "text") for column in names)
+        moments = dict(zip(numbers, zip(scaler.mean_, scaler.var_, strict=True), strict=True)) if numbers else {}
+        columns = tuple(
+            _number_column(column, *map(float, moments[column])) if column in moments else Column(column, "text")
+            for column in names
+        )
         text = len(numbers) < len(columns)
-        num_features = len(numbers) + (width if text else 0)
-        return Schema(format, num_features, text, label=self._label, columns=columns, width=width if text else 0)
+        width = width if text else 0
+        return Schema(format, len(numbers) + width, text, label=self._label, columns=columns, width=width)
 
     def _features(self, cells: Cells) -> Any:
         from scipy.sparse import csr_array, hstack
 
-        columns = self._schema.columns
+        columns = self.schema.columns
         rows = len(cells.places)
         numbers = np.zeros((rows, sum(column.type == "number" for column in columns)), dtype=np.float32)
         for i, column in enumerate(column for column in columns if column.type == "number"):
@@ -173,19 +164,18 @@ class TableReader:
             if not np.isfinite(numbers[:, i]).all():
                 place = cells.places[int(np.flatnonzero(~np.isfinite(numbers[:, i]))[0])]
                 self._at(f"must have numbers near the others of column {column.name!r}, got a far larger one", place)
-        if not self._schema.sparse:
+        if not self.schema.sparse:
             return numbers
         texts = [(column.name, _texts(cells.columns[column.name])) for column in columns if column.type == "text"]
-        words = hashed(texts, self._schema.width)
+        words = hashed(texts, self.schema.width)
         return csr_array(hstack([csr_array(numbers), words], format="csr", dtype=np.float32))
 
     def _numbers(self, cells: Cells, column: str) -> "np.ndarray[Any, Any]":
         """Return the numbers of a column, float64, NaN where missing."""
         values = cells.columns[column]
         found = values if isinstance(values, np.ndarray) else _floats(values)
-        bad = found is None or np.isinf(found).any()
-        if not bad:
-            return found  # type: ignore[return-value]
+        if found is not None and not np.isinf(found).any():
+            return found
         for place, value in zip(cells.places, values, strict=True):
             if (number := _number(str(value))) is None or math.isinf(number):
                 self._at(f"must have finite numbers in column {column!r}, got {shown(str(value))}", place)

@@ -152,7 +152,7 @@ def _items(items: list[Any], tensor: Callable[[str], Tensor], depth: int) -> dic
     found = {}
     for item in items:
         if not isinstance(item, list) or len(item) != 2 or type(item[0]) not in (str, int) or item[0] in found:
-            raise ValueError(f"its JSON has an item of a dict that is none, {str(item)[:40]}")
+            raise ValueError(f"its JSON has a malformed dict item, {str(item)[:40]}")
         found[item[0]] = _value(item[1], tensor, depth + 1)
     return found
 
