@@ -140,7 +140,10 @@ def test_resume_says_what_it_goes_on_with(tmp_path, capsys, monkeypatch):
     monkeypatch.undo()
     capsys.readouterr()
     for arguments, message in [
-        (["--rate", 0.5], "`rate` must be left out, or what it was when the training began, 0.1, got 0.5"),
+        (
+            ["--learning-rate", 0.5],
+            "`learning_rate` must be left out, or what it was when the training began, 0.1, got 0.5",
+        ),
         (["--probe-every", 7], "`probe_every` must be left out, or what it was when the training began, 200, got 7"),
         (["--evaluated", 7], "`evaluated` must be left out, or what it was when the training began, 20000, got 7"),
         (["--evaluate-every", 7], "`evaluate_every` must be left out, or what it was when the training began, None"),
@@ -153,7 +156,20 @@ def test_resume_says_what_it_goes_on_with(tmp_path, capsys, monkeypatch):
         assert run("fit", *arguments, "--out", out, "--resume", "--no-report") == 2
         assert capsys.readouterr().err.splitlines()[-1].startswith(f"manyclass: {message}")
     assert (
-        run("fit", data, "--out", out, "--resume", "--no-report", "--epochs", 6, "--rate", 0.1, "--probe-every", 200)
+        run(
+            "fit",
+            data,
+            "--out",
+            out,
+            "--resume",
+            "--no-report",
+            "--epochs",
+            6,
+            "--learning-rate",
+            0.1,
+            "--probe-every",
+            200,
+        )
         == 0
     )
     assert tasks.open_model(out).plan.settings.epochs == 6

@@ -15,8 +15,8 @@ from sklearn.model_selection import train_test_split
 from sklearn.preprocessing import StandardScaler
 
 from manyclass import objectives, samplers
-from manyclass.by_name import OBJECTIVES, SAMPLERS
 from manyclass.estimator import ManyClassClassifier
+from manyclass.registry import OBJECTIVES, SAMPLERS
 from tests.estimator.problems import gaussian, words
 
 

@@ -12,11 +12,21 @@ KINDS = ("features", "text", "sequences", "triples")
 CLASSES = 24  # of each kind, but for the end of a line of text
 SETTINGS = {
     "features": tasks.Settings(epochs=4, batch_size=16, k=8),
-    "text": tasks.Settings(epochs=4, batch_size=4, dim=16, length=12, dropout=0.1, rate=0.02, network_rate=0.02, k=8),
-    "sequences": tasks.Settings(
-        epochs=6, batch_size=8, dim=16, length=12, dropout=0.1, rate=0.1, network_rate=0.02, clip=5.0, k=8
+    "text": tasks.Settings(
+        epochs=4, batch_size=4, dim=16, length=12, dropout=0.1, learning_rate=0.02, encoder_learning_rate=0.02, k=8
     ),
-    "triples": tasks.Settings(epochs=30, batch_size=64, dim=16, rate=0.5, k=8, regulariser=0.001),
+    "sequences": tasks.Settings(
+        epochs=6,
+        batch_size=8,
+        dim=16,
+        length=12,
+        dropout=0.1,
+        learning_rate=0.1,
+        encoder_learning_rate=0.02,
+        clip=5.0,
+        k=8,
+    ),
+    "triples": tasks.Settings(epochs=30, batch_size=64, dim=16, learning_rate=0.5, k=8, regulariser=0.001),
 }
 
 

@@ -46,7 +46,7 @@ def test_labels_of_a_row_are_an_example_each_of_weight_one_together(tmp_path):
 
 def test_labels_of_a_row_are_no_negatives_of_each_other(tmp_path):
     """Were they, the best that could be is a loss of log 2; with the other excluded it goes to 0."""
-    settings = replace(SETTINGS["features"], epochs=30, rate=1.0)
+    settings = replace(SETTINGS["features"], epochs=30, learning_rate=1.0)
     done, out = fit("features", tmp_path, data=two_labels(tmp_path), settings=settings)
     assert done.measured.loss < 0.1
     assert done.measured.metrics["accuracy"] == 1.0
@@ -151,7 +151,7 @@ def test_every_format_is_trained_on_evaluated_and_predicted(tmp_path, name):
         lines += [between.join([*map(str, row), own]) for row, own in zip(x.tolist(), names, strict=True)]
         path.write_text("\n".join(lines) + "\n")
         options = {"label": "animal"}
-    settings = replace(SETTINGS["features"], epochs=12, rate=0.5)
+    settings = replace(SETTINGS["features"], epochs=12, learning_rate=0.5)
     done, _ = fit("features", tmp_path, data=path, settings=settings, **options)
     batches, _ = KIND.evaluation(done.model, tasks.Source(path, **options))
     assert tasks.measure(done.model, batches).metrics["accuracy"] > 0.9

@@ -170,15 +170,17 @@ def test_too_little_data_is_said_to_be_so_and_a_little_is_enough(tmp_path, kind,
     ],
 )
 def test_a_model_that_cannot_be_built_leaves_no_training_behind(tmp_path, monkeypatch, kind, options, message):
-    monkeypatch.setattr("manyclass.by_name.K", 8)  # there are fewer classes than are drawn without being told
+    monkeypatch.setattr("manyclass.defaults.K", 8)  # there are fewer classes than are drawn without being told
     with pytest.raises(UserError, match=message):
         fit(kind, tmp_path, settings=replace(SETTINGS[kind], **options))
     assert files(tmp_path / "model") == []
 
 
 def test_a_training_that_diverges_says_what_to_do(tmp_path):
-    settings = replace(SETTINGS["triples"], rate=1e15)
-    with pytest.raises(UserError, match=r"The loss .* NaN.* Begin anew with a smaller `--rate`, or with `--clip`$"):
+    settings = replace(SETTINGS["triples"], learning_rate=1e15)
+    with pytest.raises(
+        UserError, match=r"The loss .* NaN.* Begin anew with a smaller `--learning-rate`, or with `--clip`$"
+    ):
         fit("triples", tmp_path, settings=settings)
 
 
@@ -197,7 +199,7 @@ def test_k_may_follow_from_an_error(tmp_path, monkeypatch):
 
 
 def test_patience_ends_a_training_that_gets_no_better(tmp_path):
-    settings = replace(SETTINGS["features"], epochs=200, patience=2, rate=2.0)
+    settings = replace(SETTINGS["features"], epochs=200, patience=2, learning_rate=2.0)
     assert fit("features", tmp_path, settings=settings)[0].history.stopped == "patience"
 
 
@@ -221,12 +223,14 @@ def test_settings_of_another_kind_are_refused_by_name(tmp_path, kind, options, m
 
 @pytest.mark.parametrize("name", ["adagrad", "adam", "sgd"])
 def test_any_optimizer_trains(tmp_path, name):
-    done, _ = fit("features", tmp_path, settings=replace(SETTINGS["features"], optimizer=name, rate=None, epochs=1))
+    done, _ = fit(
+        "features", tmp_path, settings=replace(SETTINGS["features"], optimizer=name, learning_rate=None, epochs=1)
+    )
     assert done.measured.loss < math.log(problems.CLASSES)
 
 
 def test_a_network_of_features_learns_too(tmp_path):
-    settings = replace(SETTINGS["features"], hidden_layers=(32,), network_rate=0.01, epochs=6)
+    settings = replace(SETTINGS["features"], hidden_layers=(32,), encoder_learning_rate=0.01, epochs=6)
     done, out = fit("features", tmp_path, settings=settings)
     assert done.measured.metrics["accuracy"] > 0.5
     assert tasks.open_model(out).plan.settings.hidden_layers == (32,)

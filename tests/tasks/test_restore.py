@@ -33,7 +33,7 @@ CHANGES = {
     "random": (lambda s: s["training"].update(random_now=[torch.zeros(5056).byte()]), "mt19937"),
     "shape": (lambda s: sum_of(s).update(exp_avg=torch.zeros(3)), "an optimiser's exp_avg is not what it should be"),
     "infinite": (lambda s: sum_of(s)["exp_avg"].fill_(torch.inf), "an optimiser's exp_avg is not finite"),
-    "rate": (lambda s: s["optimizers"][0]["param_groups"][0].update(lr=None), r"an optimiser\[0\]\['lr'\]"),
+    "learning_rate": (lambda s: s["optimizers"][0]["param_groups"][0].update(lr=None), r"an optimiser\[0\]\['lr'\]"),
     "parameters": (lambda s: s["optimizers"][0]["param_groups"][0].update(params=[1, 0]), "has other parameters"),
     "schedule": (lambda s: s["schedulers"][0].update(last_epoch=-3), "a schedule"),
     "weights": (lambda s: s["whole"].update({"head.bias": torch.full((25,), torch.nan)}), "head.bias is not finite"),

@@ -171,7 +171,10 @@ def test_seconds_take_the_place_of_epochs(tmp_path):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"rate": 0.5}, "`rate` must be left out, or what it was when the training began, 0.1, got 0.5"),
+        (
+            {"learning_rate": 0.5},
+            "`learning_rate` must be left out, or what it was when the training began, 0.1, got 0.5",
+        ),
         ({"seed": 1}, "`seed` must be left out, or what it was when the training began, 0, got 1"),
         ({"dim": 4}, "`dim` must be left out, or what it was when the training began, None, got 4"),
     ],
@@ -181,7 +184,7 @@ def test_other_settings_are_refused(tmp_path, given, message):
     with pytest.raises(UserError) as refused:
         tasks.resume(out, given=given, how=HOW)
     assert str(refused.value) == message
-    assert tasks.resume(out, given={"rate": 0.1, "k": 8}, how=HOW).history.stopped == "epochs"
+    assert tasks.resume(out, given={"learning_rate": 0.1, "k": 8}, how=HOW).history.stopped == "epochs"
 
 
 def test_another_kind_is_refused(tmp_path):
@@ -233,7 +236,7 @@ def test_it_is_read_as_it_was(tmp_path):
 def test_settings_that_were_damaged_are_not_gone_on_with(tmp_path):
     out = stopped("features", tmp_path)
     about = json.loads((out / "fit.json").read_text())
-    about["settings"]["rate"] = 0.3
+    about["settings"]["learning_rate"] = 0.3
     (out / "fit.json").write_text(json.dumps(signed(about)))
     with pytest.raises(UserError, match=r"cannot go on from .*newest.safetensors: .* trained with other settings"):
         tasks.resume(out, how=HOW)
@@ -258,7 +261,7 @@ def test_a_beginning_with_another_number_is_refused(tmp_path):
         (lambda about: about["source"].update(colour="x"), "it is damaged: it does not tell of a training"),
         (lambda about: about.pop("files"), "it is damaged: it does not tell of a training"),
         (lambda about: about.pop("how"), "it is damaged: it does not say when to evaluate"),
-        (lambda about: about["settings"].update(rate="x"), "the settings of a training are damaged"),
+        (lambda about: about["settings"].update(learning_rate="x"), "the settings of a training are damaged"),
         (lambda about: about.pop("settings"), "the settings of a training"),
     ],
 )

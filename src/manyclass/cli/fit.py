@@ -8,11 +8,11 @@ from typing import Any, ClassVar, TypeVar
 
 import click
 
-from manyclass.by_name import OBJECTIVES, OPTIMIZERS, SAMPLERS
 from manyclass.cli.options import SectionedCommand, as_user_error, check_device, path_argument, source_options
 from manyclass.cli.progress import reading
 from manyclass.cli.tables import print_measured
 from manyclass.errors import DiskFullError, UserError
+from manyclass.registry import OBJECTIVES, OPTIMIZERS, SAMPLERS
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -22,8 +22,8 @@ _SETTINGS = (
     click.option("--patience", type=int, help="Stop after so many evaluations without a better one."),
     click.option("--batch-size", type=int, help="Examples of a step; of text and sequences, pieces."),
     click.option("--optimizer", type=click.Choice([*OPTIMIZERS]), help="Of the rows of classes and inputs."),
-    click.option("--rate", type=float, help="Its learning rate."),
-    click.option("--network-rate", type=float, help="That of all other parameters, which Adam trains."),
+    click.option("--learning-rate", type=float, help="Its learning rate."),
+    click.option("--encoder-learning-rate", type=float, help="That of all other parameters, which Adam trains."),
     click.option("--decay/--no-decay", default=None, help="Whether rates fall to 0 over the epochs."),
     click.option("--clip", type=float, help="The greatest length of a gradient."),
     click.option(
@@ -35,8 +35,8 @@ _SETTINGS = (
         metavar="NAME",
         help=f"What is maximised: {', '.join(OBJECTIVES)}.",
     ),
-    click.option("--k", help="Classes drawn a step, or auto: as many as --error takes."),
-    click.option("--error", "rmse_log_z", type=float, help="Of log Z̃, with --k auto; default 0.1."),
+    click.option("--k", help="Classes drawn a step, or auto: as many as --rmse-log-z takes."),
+    click.option("--rmse-log-z", type=float, help="Of log Z̃, with --k auto; default 0.1."),
     click.option("--dim", type=int, help="Of class vectors, but for features."),
     click.option("--hidden", help="Features: widths of a network's layers, as 512,128. Default: none, a linear model."),
     click.option("--rank", type=int, help="Features: project them to so many dimensions."),
@@ -146,8 +146,6 @@ def fit(
     if len(kinds) > 1:
         raise UserError(f"`--{kinds[0]}` and `--{kinds[1]}` must not both be given")
     kind = kinds[0] if kinds else "features"
-    if others["rmse_log_z"] is not None and k != "auto":
-        raise UserError(f"`--error` must come with `--k auto`, got {others['rmse_log_z']:g} with k = {k}")
     with as_user_error():
         settings = tasks.Settings(**others, k=_k(k), hidden_layers=_widths(hidden), seed=0 if seed is None else seed)
         if report:

@@ -14,11 +14,11 @@ from manyclass import _check
 from manyclass.data.files import Watch, lines, shown
 from manyclass.data.names import Names, label_fault
 from manyclass.data.rows import runs
+from manyclass.defaults import IGNORE_INDEX
 from manyclass.errors import UserError
 
 Array = np.ndarray[Any, Any]
 
-IGNORED = -100
 _FEWEST = 3  # items of a user of whom some are held out
 # How many items at the end of a user are no input; the first of them is the target.
 _LAST = {"valid": 2, "test": 1, "next": 0}
@@ -127,7 +127,7 @@ class SequenceBatches:
         for first in range(0, n, self._size):
             chosen = order[first : first + self._size]
             begin, number = self._begin[chosen], self._end[chosen] - self._begin[chosen]
-            yield _padded(self._items, begin, number, 0), _padded(self._items, begin + 1, number, IGNORED)
+            yield _padded(self._items, begin, number, 0), _padded(self._items, begin + 1, number, IGNORE_INDEX)
 
 
 class LastBatches:
@@ -185,7 +185,7 @@ class LastBatches:
             number = np.minimum(end - begin, self._length)
             inputs = _padded(self._items, end - number, number, 0)
             seen = _padded(self._items, begin, end - begin if self._seen else np.zeros_like(end), -1)
-            asked = np.full(len(end), IGNORED) if self._split == "next" else self._items[end]
+            asked = np.full(len(end), IGNORE_INDEX) if self._split == "next" else self._items[end]
             target = torch.from_numpy(asked)
             yield inputs, torch.from_numpy(number), target, seen.masked_fill_(seen == target[:, None], -1)
 

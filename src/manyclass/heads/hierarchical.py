@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from manyclass import _check
 from manyclass._derived import follow_loaded_state
 from manyclass.counts import ClassCounts
+from manyclass.defaults import IGNORE_INDEX
 from manyclass.heads._batch import flatten, wide
 from manyclass.heads._exact import TopK
 from manyclass.heads._huffman import canonical, code_lengths
@@ -79,7 +80,7 @@ class HierarchicalHead(nn.Module):
         target: Tensor,
         *,
         weight: Tensor | None = None,
-        ignore_index: int = -100,
+        ignore_index: int = IGNORE_INDEX,
         reduction: str = "mean",
     ) -> Tensor:
         """-log p(target), exactly; arguments as of `ClassHead`."""

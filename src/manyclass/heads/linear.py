@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from manyclass import _check
 from manyclass.candidates import Candidates
 from manyclass.counts import ClassCounts
+from manyclass.defaults import IGNORE_INDEX
 from manyclass.heads import _exact
 from manyclass.heads._batch import flatten, wide
 from manyclass.heads._closed_form import closed_form
@@ -164,7 +165,7 @@ class ClassHead(nn.Module):
         weight: Tensor | None = None,
         exclude: Tensor | None = None,
         log_z: Tensor | None = None,
-        ignore_index: int = -100,
+        ignore_index: int = IGNORE_INDEX,
         reduction: str = "mean",
         generator: torch.Generator | None = None,
     ) -> Tensor:
@@ -200,7 +201,7 @@ class ClassHead(nn.Module):
         *,
         weight: Tensor | None = None,
         exclude: Tensor | None = None,
-        ignore_index: int = -100,
+        ignore_index: int = IGNORE_INDEX,
         reduction: str = "mean",
     ) -> Tensor:
         """The exact cross entropy over all classes not excluded, in chunks. Its gradients are dense."""

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from manyclass import _check
 from manyclass.candidates import Candidates
+from manyclass.defaults import IGNORE_INDEX
 from manyclass.heads import _exact
 from manyclass.heads._batch import flatten, wide
 from manyclass.heads._exact import TopK
@@ -56,7 +57,7 @@ class ScorerHead(nn.Module):
         weight: Tensor | None = None,
         exclude: Tensor | None = None,
         log_z: Tensor | None = None,
-        ignore_index: int = -100,
+        ignore_index: int = IGNORE_INDEX,
         reduction: str = "mean",
         generator: torch.Generator | None = None,
     ) -> Tensor:
@@ -84,7 +85,7 @@ class ScorerHead(nn.Module):
         *,
         weight: Tensor | None = None,
         exclude: Tensor | None = None,
-        ignore_index: int = -100,
+        ignore_index: int = IGNORE_INDEX,
         reduction: str = "mean",
     ) -> Tensor:
         """The exact cross entropy over all classes not excluded, in chunks."""

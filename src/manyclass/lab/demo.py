@@ -29,7 +29,14 @@ BEGINNINGS = (
 _POINTS = 15  # evaluations of each training
 _EVALUATED = 8000
 _SETTINGS = Settings(
-    dim=128, batch_size=32, length=35, optimizer="adagrad", rate=0.1, network_rate=0.004, dropout=0.15, decay=False
+    dim=128,
+    batch_size=32,
+    length=35,
+    optimizer="adagrad",
+    learning_rate=0.1,
+    encoder_learning_rate=0.004,
+    dropout=0.15,
+    decay=False,
 )
 
 
@@ -117,8 +124,8 @@ def _exactly(task: Task, seconds: float, device: str) -> Side:
         learner,
         task.train,
         [
-            torch.optim.Adagrad(list(table.values()), lr=settings.rate or 0.1),
-            torch.optim.Adam(others, lr=settings.network_rate or 0.001),
+            torch.optim.Adagrad(list(table.values()), lr=settings.learning_rate or 0.1),
+            torch.optim.Adam(others, lr=settings.encoder_learning_rate or 0.001),
         ],
         encoder=model.encoder,
         seconds=seconds,

@@ -46,7 +46,13 @@ class FeaturesKind:
     """Rows of features: svmlight, CSV, TSV, Parquet, .npz, .npy. The model is linear unless it is given layers."""
 
     defaults = Settings(
-        epochs=10, batch_size=256, optimizer="adagrad", rate=0.1, network_rate=0.001, decay=False, hidden_layers=()
+        epochs=10,
+        batch_size=256,
+        optimizer="adagrad",
+        learning_rate=0.1,
+        encoder_learning_rate=0.001,
+        decay=False,
+        hidden_layers=(),
     )
     metrics = ("accuracy", "accuracy@5")
     best_by = "loss"

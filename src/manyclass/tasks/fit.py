@@ -318,7 +318,7 @@ def train(
         history = training.run()
     except DivergedError as error:
         kept = f"; {folder} keeps what was best" if (folder / "best.safetensors").exists() else ""
-        raise UserError(f"{error}. Begin anew with a smaller `--rate`, or with `--clip`{kept}") from error
+        raise UserError(f"{error}. Begin anew with a smaller `--learning-rate`, or with `--clip`{kept}") from error
     if history.stopped == "interrupted":
         return Fitted(model, history, None, task.about)
     for optimizer in optimizers:

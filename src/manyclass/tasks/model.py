@@ -9,11 +9,11 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from manyclass.by_name import OBJECTIVES, make_sampler
 from manyclass.counts import ClassCounts
 from manyclass.data import Names
 from manyclass.errors import UserError
 from manyclass.heads import ClassHead
+from manyclass.registry import OBJECTIVES, make_sampler
 from manyclass.storage import pack_strings, unpack_strings
 from manyclass.tasks.settings import Settings
 from manyclass.training import load_checkpoint

@@ -39,8 +39,8 @@ class SequencesKind:
         batch_size=256,
         # Most items have a handful of interactions: with less dropout ranks and probabilities are worse.
         optimizer="adam",
-        rate=0.02,
-        network_rate=0.001,
+        learning_rate=0.02,
+        encoder_learning_rate=0.001,
         clip=1.0,
         decay=True,
         dim=256,

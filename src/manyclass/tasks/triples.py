@@ -55,7 +55,7 @@ class TriplesKind:
     """Knowledge-graph triples, `head TAB relation TAB tail` a line; relations have reciprocals, which ask for heads."""
 
     defaults = Settings(
-        epochs=30, batch_size=1000, optimizer="adagrad", rate=0.1, decay=False, dim=200, regulariser=0.05
+        epochs=30, batch_size=1000, optimizer="adagrad", learning_rate=0.1, decay=False, dim=200, regulariser=0.05
     )
     metrics = ("MRR", "hits@1", "hits@3", "hits@10")
     best_by = "MRR"

@@ -4,22 +4,23 @@ import importlib.util
 from collections.abc import Callable, Sequence
 
 from manyclass.counts import ClassCounts
-from manyclass.samplers import Bernoulli, Clustered, Importance, Learned, Nearest, Sampler, Systematic
+from manyclass.registry import SAMPLERS
+from manyclass.samplers import Bernoulli, Clustered, Learned, Nearest, Sampler, Systematic
 
 Design = Callable[[ClassCounts, int], Sampler]
 
 BASELINE, PAPER, PLAIN, CHOSEN = "importance", "Bernoulli", "systematic", "learned, by cluster"
 
 DESIGNS: dict[str, Design] = {
-    BASELINE: lambda counts, k: Importance(counts, k),
-    PAPER: lambda counts, k: Bernoulli(counts, k),
+    BASELINE: SAMPLERS["importance"],
+    PAPER: SAMPLERS["bernoulli"],
     "Poisson": lambda counts, k: Bernoulli.proportional(counts, k),
     "stratified": lambda counts, k: Systematic(counts, k, stratified=True),
     PLAIN: lambda counts, k: Systematic(counts, k),
     "systematic, random order": lambda counts, k: Systematic(counts, k, order="random"),
-    "systematic, by cluster": lambda counts, k: Systematic(counts, k, order="cluster"),
+    "systematic, by cluster": SAMPLERS["systematic"],
     "learned": lambda counts, k: Learned(counts, k),
-    CHOSEN: lambda counts, k: Learned(counts, k, order="cluster"),
+    CHOSEN: SAMPLERS["learned"],
     "clustered, groups of 128": lambda counts, k: Clustered(counts, k, group_size=128),
     "clustered, groups of 32": lambda counts, k: Clustered(counts, k, group_size=32),
     "clustered, groups of 8": lambda counts, k: Clustered(counts, k, group_size=8),
