@@ -43,6 +43,6 @@ def test_another_file_than_a_damaged_one_is_told_of(trained, tmp_path, capsys):
     folder = shutil.copytree(trained("features")[1], tmp_path / "copied")
     (folder / "best.safetensors").write_bytes(b"half of")
     assert run("info", folder) == 2
-    assert "newest.safetensors can be read: `which` may be 'newest'" in capsys.readouterr().err
+    assert "newest.safetensors can be read: `checkpoint` may be 'newest'" in capsys.readouterr().err
     assert run("info", folder, "--which", "newest") == 0
     assert "kind" in capsys.readouterr().out

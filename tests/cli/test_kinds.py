@@ -104,8 +104,8 @@ def test_a_wish_that_it_should_end_is_as_ctrl_c(tmp_path, capsys, monkeypatch):
     data, out = problems.write_features(tmp_path), tmp_path / "model"
 
     class Ended(training.Callback):
-        def on_step(self, progress):
-            if progress.step == 11:
+        def on_step(self, training):
+            if training.progress.step == 11:
                 signal.raise_signal(signal.SIGTERM)
 
     monkeypatch.setattr(training, "ProgressLine", Ended)
@@ -216,7 +216,7 @@ def test_a_log_for_tensorboard_is_written_beside_the_other(tmp_path, monkeypatch
         def __init__(self, folder):
             folders.append(folder)
 
-        def on_record(self, record):
+        def on_record(self, training, record):
             records.append(record)
 
     monkeypatch.setattr(training, "TensorBoardLog", Log)

@@ -121,8 +121,8 @@ class Interrupts(Callback):
     def __init__(self, step):
         self.step = step
 
-    def on_step(self, progress):
-        if progress.step == self.step:
+    def on_step(self, training):
+        if training.progress.step == self.step:
             raise KeyboardInterrupt
 
 

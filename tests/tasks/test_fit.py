@@ -192,7 +192,7 @@ def test_a_run_of_seconds_has_no_epochs(tmp_path):
 
 
 def test_k_may_follow_from_an_error(tmp_path, monkeypatch):
-    monkeypatch.setattr("manyclass.heads._default._K", 8)
+    monkeypatch.setattr("manyclass.defaults.K", 8)
     settings = replace(SETTINGS["features"], epochs=1, k="auto", rmse_log_z=0.2)
     model = fit("features", tmp_path, settings=settings)[0].model
     assert type(model.head.sampler).__name__ == "Budget"

@@ -30,7 +30,7 @@ CHANGES = {
     "records": (lambda s: s["training"].update(records=[{"step": 1}]), "its records are none"),
     "best": (lambda s: s["training"]["best"].update(waited=-1), "does not tell what was best"),
     "spent": (lambda s: s["training"]["spent"].update(update="long"), "where the time went"),
-    "random": (lambda s: s["training"].update(random_now=[torch.zeros(5056).byte()]), "mt19937"),
+    "random": (lambda s: s["training"].update(rng_now=[torch.zeros(5056).byte()]), "mt19937"),
     "shape": (lambda s: sum_of(s).update(exp_avg=torch.zeros(3)), "an optimiser's exp_avg is not what it should be"),
     "infinite": (lambda s: sum_of(s)["exp_avg"].fill_(torch.inf), "an optimiser's exp_avg is not finite"),
     "learning_rate": (lambda s: s["optimizers"][0]["param_groups"][0].update(lr=None), r"an optimiser\[0\]\['lr'\]"),

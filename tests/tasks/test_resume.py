@@ -59,7 +59,7 @@ def test_an_interrupted_training_goes_on_bit_for_bit(tmp_path, kind):
     assert asdict(done.measured) == asdict(whole.measured)
     assert timeless(out) == timeless(whole_out)
     one, other = newest(out), newest(whole_out)
-    for name in ("loss", "draws", "random_now", "best"):
+    for name in ("loss", "draws", "rng_now", "best"):
         one_value, other_value = one["training"][name], other["training"][name]
         torch.testing.assert_close(one_value, other_value, rtol=0, atol=0)
     assert storage_equal(one["optimizers"], other["optimizers"])
@@ -91,7 +91,7 @@ def storage_equal(one, other):
     ids=str,
 )
 def test_so_does_one_of_other_settings(tmp_path, monkeypatch, options):
-    monkeypatch.setattr("manyclass.heads._default._K", 8)
+    monkeypatch.setattr("manyclass.defaults.K", 8)
     for name in ("one", "other"):
         (tmp_path / name).mkdir()
     settings = replace(SHORT["features"], **options)
@@ -107,8 +107,8 @@ def test_a_training_that_was_killed_goes_on_from_its_checkpoint(tmp_path, kind):
         pass
 
     class Kills(Interrupts):
-        def on_step(self, progress):
-            if progress.step == self.step:
+        def on_step(self, training):
+            if training.progress.step == self.step:
                 raise Killed
 
     for name in ("one", "other"):
@@ -325,6 +325,6 @@ def test_a_folder_that_cannot_be_written_to_is_told_before_the_training(tmp_path
     # The function of the same name hides the module.
     monkeypatch.setattr(sys.modules["manyclass.tasks.fit"], "write_json", refuses)
     told = Interrupts(0)
-    told.on_step = lambda progress: pytest.fail("it trained")
+    told.on_step = lambda training: pytest.fail("it trained")
     with pytest.raises(UserError, match="Read-only file system"):
         tasks.resume(out, how=replace(HOW, callbacks=[told]))

@@ -27,10 +27,10 @@ class Watch(Callback):
     def __init__(self, last):
         self.last, self.watched = last, no_waiting()
 
-    def on_step(self, progress):
-        if progress.step == 1:
+    def on_step(self, training):
+        if training.progress.step == 1:
             self.watched.__enter__()
-        if progress.step == self.last:
+        if training.progress.step == self.last:
             self.watched.__exit__(None, None, None)
 
 

@@ -111,17 +111,17 @@ def test_the_cost_of_a_record(options, by, expected):
 
 def test_checkpoints_keep_the_best_by_what_is_asked_for(tmp_path):
     now = {"number": 0}
-    checkpoints = Checkpoints(tmp_path, lambda: now, model=lambda: now, by="score")
+    checkpoints = Checkpoints(tmp_path, lambda training: now, model=lambda: now, by="score")
     best = []
     for number, (loss, score) in enumerate([(3.0, 0.1), (2.0, 0.4), (1.0, 0.2), (5.0, 0.5)], 1):
         now["number"] = number
-        checkpoints.on_record(Record(number, 0, 1, 0.0, 1.0, held_out_loss=loss, metrics={"score": score}))
+        checkpoints.on_record(None, Record(number, 0, 1, 0.0, 1.0, held_out_loss=loss, metrics={"score": score}))
         best.append(load_checkpoint(tmp_path, "best")[0]["number"])
     assert best == [1, 2, 2, 4]
 
 
 class Slow(Callback):
-    def on_step(self, progress):
+    def on_step(self, training):
         time.sleep(0.004)
 
 
@@ -166,7 +166,7 @@ def test_evaluations_may_be_some_seconds_apart(monkeypatch):
         return clock[0]
 
     held_out = HeldOut([], seconds=2.0)
-    found = [held_out.due(Progress(seconds=s), Progress(seconds=s + 0.5)) for s in (0.0, 1.0, 1.5, 1.75, 2.0, 3.5)]
+    found = [held_out.is_due(Progress(seconds=s), Progress(seconds=s + 0.5)) for s in (0.0, 1.0, 1.5, 1.75, 2.0, 3.5)]
     assert found == [False, False, True, True, False, True]
     monkeypatch.setattr("manyclass.training.loop.time.perf_counter", tick)
     history = trained(epochs=2, held_out=HeldOut(batches(1), seconds=2.0))[2]

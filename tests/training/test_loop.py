@@ -143,7 +143,7 @@ def test_callbacks_are_told_in_order():
 
 def test_a_callback_may_leave_hooks_out():
     class Ends(Callback):
-        def on_end(self, history):
+        def on_end(self, training, history):
             self.stopped = history.stopped
 
     ends = Ends()

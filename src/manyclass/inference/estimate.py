@@ -1,14 +1,13 @@
 """log Z from a few draws, with an error bar."""
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from manyclass import _check
+from manyclass.eval_mode import eval_mode
 from manyclass.heads import ClassHead
 from manyclass.heads._batch import wide
 from manyclass.inference._queries import rows_at_once, rows_of
@@ -94,7 +93,7 @@ def estimate_log_z(
         known = _once(explicit.reshape(len(rows), explicit.shape[-1]))
     size = min(_ROWS, rows_at_once(head, max(1, known.shape[1])))
     parts = []
-    with _at_rest(sampler):
+    with eval_mode(*([sampler] if isinstance(sampler, nn.Module) else [])):
         for part, others in zip(rows.split(size), known.split(size), strict=True):
             parts.append(_estimate(head, part, others, sampler, draws, generator))
     log_z, error = (torch.cat(x).reshape(hidden.shape[:-1]) for x in zip(*parts, strict=True))
@@ -144,16 +143,3 @@ def _once(ids: Tensor) -> Tensor:
     ids = ids.sort(1).values
     ids[:, 1:] = ids[:, 1:].masked_fill(ids[:, 1:] == ids[:, :-1], -1)
     return ids
-
-
-@contextmanager
-def _at_rest(sampler: Sampler) -> Iterator[None]:
-    """In here draws are not taken for training steps, after so many of which a sampler follows what has changed."""
-    training = isinstance(sampler, nn.Module) and sampler.training
-    if isinstance(sampler, nn.Module):
-        sampler.eval()
-    try:
-        yield
-    finally:
-        if isinstance(sampler, nn.Module):
-            sampler.train(training)

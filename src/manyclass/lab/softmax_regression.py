@@ -18,7 +18,7 @@ from manyclass.objectives import (
     Objective,
 )
 from manyclass.samplers import Bernoulli, Exhaustive, Importance, Sampler, Systematic, WithExplicit
-from manyclass.training import Callback, Progress, Training
+from manyclass.training import Callback, Training
 
 MOMENTUM = 0.99
 Head = ClassHead | HierarchicalHead
@@ -154,9 +154,9 @@ class _At(Callback):
     def __init__(self, steps: Sequence[int], head: Head, measure: Measure) -> None:
         self._steps, self._head, self._measure = frozenset(steps), head, measure
 
-    def on_step(self, progress: Progress) -> None:
-        if progress.step in self._steps:
-            self._measure(progress.step, self._head)
+    def on_step(self, training: Training) -> None:
+        if training.progress.step in self._steps:
+            self._measure(training.progress.step, self._head)
 
 
 def follow(

@@ -263,20 +263,19 @@ def train(
         raise UserError(str(error)) from error
     optimizers = make_optimizers(model)
     schedulers = make_schedulers(optimizers, settings, len(task.train))
-    parts: dict[str, Any] = {}
 
-    def state() -> dict[str, Any]:
+    def state(training: Training) -> dict[str, Any]:
         return {
             "model": model.content(),
             "whole": model.state_dict(),
             "optimizers": [optimizer.state_dict() for optimizer in optimizers],
             "schedulers": [scheduler.state_dict() for scheduler in schedulers],
-            "training": parts["training"].state_dict(),
+            "training": training.state_dict(),
         }
 
     checkpoints = Checkpoints(folder, state, model=model.content, every=how.checkpoint_every, by=kind.best_by)
     log = CSVLog(folder / "log.csv", metrics=kind.metrics)
-    training = parts["training"] = Training(
+    training = Training(
         model.head,
         task.train,
         optimizers,

@@ -8,12 +8,12 @@ import torch
 
 from manyclass import storage
 from manyclass.errors import UserError
+from manyclass.eval_mode import eval_mode
 from manyclass.inference import Index, IndexState, top
 from manyclass.tasks.kinds import KINDS
 from manyclass.tasks.model import Model
 from manyclass.tasks.task import Source
 from manyclass.training.batch import moved
-from manyclass.training.evaluate import evaluating
 
 _AT_ONCE = 256
 _TUNED = 512  # examples that an index is tuned on
@@ -65,7 +65,7 @@ def open_index(model: Model, source: Source, folder: Path, *, k: int, recall: fl
         except (UserError, ValueError, KeyError, TypeError, AttributeError):
             pass  # of another model, or damaged: another is made
     rows = []
-    with evaluating(model):
+    with eval_mode(model):
         for questions in KINDS[model.plan.kind].questions(model, source, size=_AT_ONCE, seen=False):
             rows.append(model.encoder(moved(questions.inputs, model.device)))
             if sum(map(len, rows)) >= _TUNED:
@@ -106,7 +106,7 @@ def predict(
     number = min(number, len(model.names))
     kind = KINDS[model.plan.kind]
     seen = kind.seen if seen is None else seen
-    with evaluating(model):
+    with eval_mode(model):
         for questions in kind.questions(model, source, size=_AT_ONCE, seen=not seen):
             hidden = model.encoder(moved(questions.inputs, model.device))
             exclude = None if seen else moved(questions.seen, model.device)

@@ -128,9 +128,9 @@ def _check_training(saved: Any, fresh: dict[str, Any], batches: int) -> None:
     if not isinstance(saved, dict) or set(saved) != set(fresh):
         raise ValueError("it does not tell of a training")
     # What grows while it trains, and so is not yet there, is looked at by itself.
-    grown = ("records", "spent", "best", "random_at_epoch", "loss")
+    grown = ("records", "spent", "best", "rng_at_epoch", "loss")
     _check_alike("its training", *({k: v for k, v in x.items() if k not in grown} for x in (saved, fresh)))
-    progress, best, random = saved["progress"], saved["best"], saved["random_at_epoch"]
+    progress, best, random = saved["progress"], saved["best"], saved["rng_at_epoch"]
     if progress["position"] > batches or progress["epoch"] > progress["step"]:
         raise ValueError("it tells of more than an epoch holds")
     # Of some objectives it is negative.
@@ -149,11 +149,11 @@ def _check_training(saved: Any, fresh: dict[str, Any], batches: int) -> None:
         or best["tensors"] is not None
     ):
         raise ValueError("it does not tell what was best")
-    if not isinstance(random, list) or ((random or progress["position"]) and len(random) != len(fresh["random_now"])):
+    if not isinstance(random, list) or ((random or progress["position"]) and len(random) != len(fresh["rng_now"])):
         raise ValueError("it has no random state of its epoch")
-    for own, value in zip(random, fresh["random_now"], strict=False):
+    for own, value in zip(random, fresh["rng_now"], strict=False):
         _check_alike("its random state", own, value)
-    for states in (saved["random_now"], random):
+    for states in (saved["rng_now"], random):
         # A generator refuses what is no state of one; the first is the CPU's.
         for own in states[:1]:
             torch.Generator().set_state(own)

@@ -13,12 +13,12 @@ from manyclass import _check
 from manyclass.data import Names, read_text
 from manyclass.data.files import line_batches, lines
 from manyclass.data.text import END, SPLITS, UNKNOWN, Text
+from manyclass.defaults import IGNORE_INDEX
 from manyclass.encoders import Recurrent
 from manyclass.errors import UserError
 from manyclass.tasks.model import Body, Model, Plan
 from manyclass.tasks.settings import Settings
 from manyclass.tasks.task import Questions, Source, Task, Watch
-from manyclass.training.batch import IGNORED
 
 _SCENE = 64  # tokens that an evaluation reads before those it counts
 _EVALUATED = 256  # pieces of an evaluation at once
@@ -76,7 +76,7 @@ class Windows:
         for part in self._firsts.split(_EVALUATED):
             place = part.unsqueeze(1) + torch.arange(-_SCENE, _SCENE + 1)
             piece = self._ids[place.clamp(0, n - 1)].masked_fill_(place < 0, self._start)
-            target = piece[:, _SCENE + 1 :].masked_fill(place[:, _SCENE + 1 :] >= n, IGNORED)
+            target = piece[:, _SCENE + 1 :].masked_fill(place[:, _SCENE + 1 :] >= n, IGNORE_INDEX)
             yield {"ids": piece[:, :-1], "skip": _SCENE}, target
 
 
