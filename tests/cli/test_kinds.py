@@ -126,9 +126,7 @@ def test_ctrl_c_while_data_is_read_begins_anew(tmp_path, capsys, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr("manyclass.tasks.features.class_counts", interrupt)
         assert fit("features", data, out) == 2
-    assert capsys.readouterr().err == (
-        "manyclass: interrupted; nothing was trained yet: the same command begins anew\n"
-    )
+    assert capsys.readouterr().err == ("manyclass: interrupted; nothing was trained yet: run the same command again\n")
     assert files(out) == []
     assert fit("features", data, out) == 0
 
@@ -172,7 +170,7 @@ def test_resume_says_what_it_goes_on_with(tmp_path, capsys, monkeypatch):
         )
         == 0
     )
-    assert tasks.open_model(out).plan.settings.epochs == 6
+    assert tasks.open_model(out).spec.settings.epochs == 6
     capsys.readouterr()
     # Finished, it says so again.
     assert run("fit", "--out", out, "--resume", "--no-report") == 0
@@ -237,10 +235,12 @@ def test_labels_that_are_not_known_are_said_to_be_left_out(trained, tmp_path, ca
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_newest_can_be_asked_for(trained, capsys, kind):
     _, out, data = trained(kind)
-    assert run("evaluate", out, to_evaluate(kind, data), "--which", "newest") == 0
+    assert run("evaluate", out, to_evaluate(kind, data), "--checkpoint", "newest") == 0
     printed = capsys.readouterr().out
-    newest = tasks.open_model(out, which="newest")
-    measured = tasks.measure(newest, tasks.KINDS[kind].evaluation(newest, tasks.Source(to_evaluate(kind, data)))[0])
+    newest = tasks.open_model(out, checkpoint="newest")
+    measured = tasks.measure(
+        newest, tasks.TASKS[kind].evaluation_batches(newest.spec, tasks.Source(to_evaluate(kind, data)))[0]
+    )
     assert f"{measured.loss:.4f}" in printed
 
 

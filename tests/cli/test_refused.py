@@ -101,7 +101,7 @@ def test_what_is_a_path_a_number_or_a_word_is_told_as_such(capsys):
         (["--triples", "--format", "csv"], "`--format` must be left out for triples, got csv"),
         (
             ["--sequences", "--held-out", "x"],
-            "`--held-out` must be left out for sequences, whose last items are, got x",
+            "`--held-out` must be left out for sequences, whose last items are held out, got x",
         ),
         (["--dim", "5"], "`--dim` must be left out for features, got 5"),
         (["--untied"], "`--untied` must be left out for features, got False"),
@@ -153,7 +153,7 @@ def test_a_bad_option_of_fit_is_one_line(monkeypatch, capsys, tmp_path, argument
         (["predict", "none", "rows.svm", "--draws", "3"], "3 is not in the range"),
         (["predict", "none", "rows.svm", "--recall", "1.5"], "1.5 is not in the range"),
         (["predict", "none", "rows.svm", "--device", "nowhere"], "`device` must be one that torch finds here"),
-        (["evaluate", "none", "rows.svm", "--which", "worst"], "'worst' is not one of"),
+        (["evaluate", "none", "rows.svm", "--checkpoint", "worst"], "'worst' is not one of"),
     ],
 )
 def test_a_command_that_cannot_be_done_is_one_line(monkeypatch, capsys, tmp_path, arguments, message):

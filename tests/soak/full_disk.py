@@ -58,7 +58,7 @@ def _until_the_end(
     )
     free()
     # What was saved before is there, and a prediction from it.
-    for arguments in (("info", out), ("predict", out, whole.data, "--top", 1, "--which", "newest")):
+    for arguments in (("info", out), ("predict", out, whole.data, "--top", 1, "--checkpoint", "newest")):
         told = called(*arguments)
         outcome.add(f"{kind}, {arguments[0]} after a full disk", [told.fault(), told.err if told.code else ""])
     again = run(*whole.resume(out))

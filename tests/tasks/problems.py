@@ -107,12 +107,13 @@ def to_evaluate(kind, data):
     return {"features": data.parent / "more.svm", "text": data / "valid.txt"}.get(kind, data)
 
 
-def fit(kind, folder, *, data=None, settings=None, how=None, **source):
+def fit(kind, folder, *, data=None, settings=None, options=None, **source):
     """A training of a kind in a folder of its own, of data that is written for it unless it is given."""
     data = WRITERS[kind](folder) if data is None else data
     settings = SETTINGS[kind] if settings is None else settings
     out = folder / "model"
-    return tasks.fit(kind, tasks.Source(data, **source), settings, out, how=tasks.Fit() if how is None else how), out
+    options = tasks.RunOptions() if options is None else options
+    return tasks.fit(kind, tasks.Source(data, **source), settings, out, options=options), out
 
 
 class Interrupts(Callback):

@@ -46,7 +46,7 @@ def test_every_setting_was_tried():
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_said_stands_and_the_rest_is_as_fits_the_kind(kind):
-    defaults = tasks.KINDS[kind].defaults
+    defaults = tasks.TASKS[kind].defaults
     assert tasks.Settings().over(defaults) == defaults
     assert tasks.Settings(seed=5).over(defaults) == replace(defaults, seed=5)
     assert EVERY.over(defaults) == EVERY
@@ -55,7 +55,7 @@ def test_what_is_said_stands_and_the_rest_is_as_fits_the_kind(kind):
 
 
 def test_who_gives_seconds_has_no_other_limit():
-    defaults = tasks.KINDS["text"].defaults
+    defaults = tasks.TASKS["text"].defaults
     assert tasks.Settings(seconds=5).over(defaults).epochs is None
     assert tasks.Settings(seconds=5, epochs=2).over(defaults).epochs == 2
 

@@ -13,8 +13,8 @@ from manyclass.data import Text, standard_library
 from manyclass.lab.folder import claim_folder
 from manyclass.lab.softmax import ExactSoftmax
 from manyclass.report import Curve, Figure, Panel, Report, Section, Table, write_report
-from manyclass.tasks import KINDS, Fit, Measured, Model, Settings, Task, measure, open_model, train
-from manyclass.tasks.text import TextKind
+from manyclass.tasks import TASKS, Measured, Model, RunOptions, Settings, TrainingData, measure, open_model, train
+from manyclass.tasks.text import TextTask
 from manyclass.training import HeldOut, ProgressLine, Record, Training
 
 BEGINNINGS = (
@@ -72,23 +72,23 @@ def run_demo(out: Path, *, seconds: float, files: int | None, seed: int, device:
     """
     claim_folder(out, "demo")
     text = standard_library(files=files, seed=seed)
-    kind = KINDS["text"]
-    assert isinstance(kind, TextKind)
+    kind = TASKS["text"]
+    assert isinstance(kind, TextTask)
     settings = Settings(**{**_SETTINGS.to_json(), "seconds": seconds, "seed": seed}).over(kind.defaults)
-    task = kind.task(text, settings, {"split": "spaces"})
-    print("\n".join(task.about))
+    task = kind.training_data(text, settings, {"split": "spaces"})
+    print("\n".join(task.summary))
 
     print(f"\nSampled: a step scores about a thousand classes. {seconds:g} seconds:", flush=True)
     folder = out / "model"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
-    how = Fit(
+    options = RunOptions(
         evaluate_seconds=seconds / _POINTS,
         evaluated=_EVALUATED,
         device=device,
         callbacks=[ProgressLine(file=sys.stdout)],
     )
-    fitted = train(task, folder, how)
+    fitted = train(task, folder, options)
     if fitted.measured is None:
         raise KeyboardInterrupt
     sampled = Side(fitted.history.records, fitted.measured, fitted.history.progress.step)
@@ -108,11 +108,11 @@ def run_demo(out: Path, *, seconds: float, files: int | None, seed: int, device:
     return page
 
 
-def _exactly(task: Task, seconds: float, device: str) -> Side:
+def _exactly(task: TrainingData, seconds: float, device: str) -> Side:
     """The same model and batches, with the softmax over all classes as PyTorch computes it."""
-    settings = task.plan.settings
+    settings = task.spec.settings
     torch.manual_seed(settings.seed)
-    model = Model(task.plan, KINDS["text"].build(task.plan)).to(device)
+    model = Model(task.spec).to(device)
     learner = ExactSoftmax(model.head.to_linear())
     table = {id(parameter): parameter for parameter in learner.parameters()}
     others = [parameter for parameter in model.encoder.parameters() if id(parameter) not in table]
@@ -183,7 +183,7 @@ def complete(model: Model, beginnings: Sequence[str]) -> list[tuple[str, str]]:
 
 def _report(
     text: Text,
-    task: Task,
+    task: TrainingData,
     sampled: Side,
     exact: Side,
     verdict: str,
@@ -249,7 +249,7 @@ def _report(
     )
     return Report(
         "The next token of Python source",
-        f"{'; '.join(task.about)}.",
+        f"{'; '.join(task.summary)}.",
         [
             Section("Sampled and exact, for as long", [verdict, curves]),
             Section(

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import torch
 
 from manyclass.errors import UserError
-from manyclass.tasks.kinds import KINDS
 from manyclass.tasks.metrics import rank_metrics
 from manyclass.tasks.model import Model
 from manyclass.training import Evaluation, NoExamplesError, evaluate
@@ -80,9 +79,9 @@ def measure(model: Model, batches: Iterable[object]) -> Measured:
         UserError: there is no example.
     """
     # Bands are powers of ten: 0, 1 to 9, 10 to 99, …
-    counts = model.plan.counts.to(model.device)
+    counts = model.spec.counts.to(model.device)
     band_of = torch.where(counts > 0, counts.clamp(min=1).log10().floor() + 1, 0).long()
-    metrics = rank_metrics(model.head, KINDS[model.plan.kind].metrics)
+    metrics = rank_metrics(model.head, model.spec.task.metrics)
     try:
         found = evaluate(model.head, batches, encoder=model.encoder, metrics=metrics, groups=band_of)
     except NoExamplesError:

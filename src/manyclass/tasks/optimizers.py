@@ -16,7 +16,7 @@ from manyclass.tasks.settings import Settings
 
 def make_optimizers(model: Model) -> list[Optimizer]:
     """One for the rows of classes and inputs, whose gradients are of touched rows alone, and one for all else."""
-    settings = model.plan.settings
+    settings = model.spec.settings
     rows = {id(p): p for p in model.head.parameters()} | {id(p): p for p in _sparse(model.encoder)}
     others = [p for p in model.encoder.parameters() if id(p) not in rows]
     name = settings.optimizer or "adagrad"
