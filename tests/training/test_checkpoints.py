@@ -13,7 +13,7 @@ from manyclass.errors import NotSavedWarning, UserError
 from manyclass.training import Checkpoints, History, Progress, Record, Training, _stopping, load_checkpoint
 from tests.storage.trees import same
 from tests.training.killed import Setting, timeless
-from tests.training.problem import Told, batches, model
+from tests.training.problems import Told, batches, model
 
 WHICH = ("newest", "previous", "best")
 NAMES = ["best.safetensors", "newest.safetensors", "previous.safetensors"]

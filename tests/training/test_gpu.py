@@ -5,7 +5,7 @@ import torch
 
 from manyclass.training import Callback, HeldOut, Probe, Training
 from tests.test_gpu import no_waiting
-from tests.training.problem import Told, batches, model, parameters
+from tests.training.problems import Told, batches, model, parameters
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 

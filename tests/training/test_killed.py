@@ -8,7 +8,7 @@ import torch
 from manyclass.training import load_checkpoint
 from tests.storage.trees import same
 from tests.training.killed import Setting, killed_and_resumed, outcome, timeless
-from tests.training.problem import Told
+from tests.training.problems import Told
 
 
 @functools.cache

@@ -7,7 +7,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from manyclass.training import HeldOut, Probe, Training
-from tests.training.problem import Told, assert_same, batches, model, parameters
+from tests.training.problems import Told, assert_same, batches, model, parameters
 
 
 class Shuffled:

@@ -6,8 +6,8 @@ import sys
 import pytest
 
 from manyclass.training import HeldOut, Probe, TensorBoardLog
-from tests.training.problem import batches, trained
-from tests.training.test_watching import history, record
+from tests.training.problems import batches, trained
+from tests.training.test_logs import history, record
 
 pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("tensorboard") is None, reason="tensorboard is not installed"),

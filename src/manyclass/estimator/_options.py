@@ -116,11 +116,11 @@ class Options:
         return self.k if isinstance(self.k, int) else defaults.K
 
     @property
-    def rate(self) -> float:
+    def used_learning_rate(self) -> float:
         return LEARNING_RATES[self.optimizer] if self.learning_rate is None else self.learning_rate
 
     def make_optimizer(self, parameters: Iterable[nn.Parameter]) -> Optimizer:
-        return OPTIMIZERS[self.optimizer](parameters, self.rate)
+        return OPTIMIZERS[self.optimizer](parameters, self.used_learning_rate)
 
 
 def plain(value: Any) -> Any:

@@ -7,7 +7,7 @@ import pytest
 
 from manyclass.errors import NotSavedWarning
 from manyclass.training import CSVLog, HeldOut, History, Probe, Progress, ProgressLine, Record
-from tests.training.problem import batches, trained
+from tests.training.problems import batches, trained
 
 COLUMNS = ["step", "epoch", "examples", "seconds", "loss", "held_out_loss", "rmse_log_z"]
 
