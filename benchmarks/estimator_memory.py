@@ -65,7 +65,7 @@ def measure(rows: int, features: int, classes: int, length: int, epochs: int) ->
     start = time.perf_counter()
     labels, _ = model.predict_top(test_X, 5)
     predicted = time.perf_counter() - start
-    parameters = sum(p.numel() for m in (model._model.encoder, model._model.head) for p in m.parameters())
+    parameters = sum(p.numel() for m in (model._learner.encoder, model._learner.head) for p in m.parameters())
     return {
         "rows": rows,
         "features": features,

@@ -88,6 +88,18 @@ def choice(name: str, value: object, allowed: Sequence[str]) -> None:
         raise ValueError(f"`{name}` must be one of {', '.join(map(repr, allowed))}, got {value!r}")
 
 
+def draws(k: object, rmse_log_z: float | None = None) -> None:
+    """Raise unless k is None, an int above 0 or "auto", and `rmse_log_z` comes only with "auto"."""
+    if isinstance(k, str):
+        choice("k", k, ("auto",))
+    elif k is not None:
+        whole("k", k, 1)
+    if rmse_log_z is not None:
+        number("rmse_log_z", rmse_log_z, low=0, strict=True)
+        if k != "auto":
+            raise ValueError(f"`rmse_log_z` must come with `k` 'auto', got {rmse_log_z:g} with k = {k}")
+
+
 def shape(name: str, value: Tensor, expected: tuple[int, ...]) -> None:
     if tuple(value.shape) != expected:
         raise ValueError(f"`{name}` must have shape {list(expected)}, got {list(value.shape)}")

@@ -8,10 +8,7 @@ from manyclass import cli
 from tests.tasks import problems
 
 FLAGS = {"features": [], "text": ["--text"], "sequences": ["--sequences"], "triples": ["--triples"]}
-OPTIONS = {
-    "hidden_layers": "hidden",
-    "rmse_log_z": "error",
-}
+OPTIONS = {"hidden_layers": "hidden"}
 
 
 def run(*arguments):

@@ -16,7 +16,7 @@ def test_a_model_is_told_of(trained, capsys, kind):
     plain = " ".join(told.replace("│", " ").split())
     assert f"kind {kind}" in plain
     assert f"classes {len(done.model.names)}, such as {done.model.names[0]!r}" in plain
-    assert f"examples {done.model.plan.counts.sum():,.0f} trained on" in plain
+    assert f"examples {done.model.spec.counts.sum():,.0f} trained on" in plain
     number = sum(parameter.numel() for parameter in done.model.parameters())
     assert f"parameters {number:,}; class vectors {len(done.model.names)} × {done.model.head.dim}" in plain
     assert "sampler Learned" in plain
@@ -43,6 +43,6 @@ def test_another_file_than_a_damaged_one_is_told_of(trained, tmp_path, capsys):
     folder = shutil.copytree(trained("features")[1], tmp_path / "copied")
     (folder / "best.safetensors").write_bytes(b"half of")
     assert run("info", folder) == 2
-    assert "newest.safetensors can be read: `which` may be 'newest'" in capsys.readouterr().err
-    assert run("info", folder, "--which", "newest") == 0
+    assert "newest.safetensors can be read: `checkpoint` may be 'newest'" in capsys.readouterr().err
+    assert run("info", folder, "--checkpoint", "newest") == 0
     assert "kind" in capsys.readouterr().out

@@ -15,13 +15,13 @@ from sklearn.model_selection import train_test_split
 from sklearn.preprocessing import StandardScaler
 
 from manyclass import objectives, samplers
-from manyclass.by_name import OBJECTIVES, SAMPLERS
 from manyclass.estimator import ManyClassClassifier
+from manyclass.registry import OBJECTIVES, SAMPLERS
 from tests.estimator.problems import gaussian, words
 
 
 def parameters(model):
-    return [p.detach().clone() for module in (model._model.encoder, model._model.head) for p in module.parameters()]
+    return [p.detach().clone() for module in (model._learner.encoder, model._learner.head) for p in module.parameters()]
 
 
 def same(a, b):
@@ -91,8 +91,8 @@ def test_where_there_are_no_more_classes_than_would_be_drawn_all_are_scored():
     X, y = gaussian(30, 200)
     for options in ({}, {"k": 30}, {"k": 30, "sampler": "importance"}, {"k": "auto", "sampler": "clustered"}):
         model = ManyClassClassifier(**options, max_epochs=1).fit(X, y)
-        assert isinstance(model._model.head.sampler, samplers.Exhaustive)
-    drawn = ManyClassClassifier(k=29, max_epochs=1).fit(X, y)._model.head.sampler
+        assert isinstance(model._learner.head.sampler, samplers.Exhaustive)
+    drawn = ManyClassClassifier(k=29, max_epochs=1).fit(X, y)._learner.head.sampler
     assert isinstance(drawn, samplers.Learned)
     assert drawn.k == 29
 
@@ -100,7 +100,7 @@ def test_where_there_are_no_more_classes_than_would_be_drawn_all_are_scored():
 def test_k_may_follow_the_error():
     X, y = gaussian(1200, 1300)
     model = ManyClassClassifier(k="auto", max_epochs=1).fit(X, y)
-    assert isinstance(model._model.head.sampler, samplers.Budget)
+    assert isinstance(model._learner.head.sampler, samplers.Budget)
 
 
 def test_a_sampler_and_an_objective_of_ones_own_are_used_and_left_as_they_were():
@@ -109,11 +109,11 @@ def test_a_sampler_and_an_objective_of_ones_own_are_used_and_left_as_they_were()
     model = ManyClassClassifier(
         sampler=lambda counts, k: samplers.Importance(counts, k, power=0.5), objective=objective, k=9, max_epochs=2
     ).fit(X, y)
-    assert isinstance(model._model.head.sampler, samplers.Importance)
-    assert model._model.head.sampler.k == 9
+    assert isinstance(model._learner.head.sampler, samplers.Importance)
+    assert model._learner.head.sampler.k == 9
     assert model.objective is objective
     assert objective.log_z.item() == 0
-    assert model._model.head.objective.log_z.item() != 0
+    assert model._learner.head.objective.log_z.item() != 0
 
 
 def test_the_same_random_state_gives_the_same_model_and_leaves_torch_alone():
@@ -288,7 +288,7 @@ def test_numbers_may_be_those_of_numpy():
     model = ManyClassClassifier(
         k=np.int64(10), hidden_layers=np.array([8]), learning_rate=np.float32(0.1), max_epochs=np.int32(1)
     )
-    assert model.fit(X, y)._model.encoder.dim == 8
+    assert model.fit(X, y)._learner.encoder.dim == 8
 
 
 def test_values_beyond_float32_are_refused():

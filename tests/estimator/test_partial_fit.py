@@ -27,10 +27,10 @@ def test_classes_may_appear_later_and_stay_sorted():
 def test_what_is_known_of_old_classes_outlives_new_ones():
     X, y = gaussian(20, 600)
     model = ManyClassClassifier(random_state=0).fit(X[y < 10], y[y < 10])
-    sums = model._model.optimizer.state[model._model.head.weight]["sum"].clone()
+    sums = model._learner.optimizer.state[model._learner.head.weight]["sum"].clone()
     before = model.predict_top(X[y < 10], 1)[0]
     model.partial_fit(X[y >= 10], y[y >= 10])
-    after = model._model.optimizer.state[model._model.head.weight]["sum"]
+    after = model._learner.optimizer.state[model._learner.head.weight]["sum"]
     assert after.shape[0] == 20
     assert (after[:10] >= sums).all()
     assert np.mean(model.predict_top(X[y < 10], 1)[0] == before) > 0.9
@@ -43,19 +43,19 @@ def test_a_sampler_is_there_for_more_classes_than_would_be_drawn(sampler):
     # All of 10 classes are scored; of 30 some are drawn; then the sampler grows.
     for last in (10, 30, 40):
         model.partial_fit(X[y < last], y[y < last])
-        assert isinstance(model._model.head.sampler, samplers.Exhaustive) == (last == 10)
-        assert model._model.head.sampler.num_classes == model._model.counts.num_classes == last
+        assert isinstance(model._learner.head.sampler, samplers.Exhaustive) == (last == 10)
+        assert model._learner.head.sampler.num_classes == model._learner.counts.num_classes == last
     for _ in range(20):
         model.partial_fit(X, y)
     assert model.score(X, y) > 0.8
-    assert model._model.counts.raw.sum() == sum(np.sum(y < last) for last in (10, 30, 40)) + 20 * 800
+    assert model._learner.counts.raw.sum() == sum(np.sum(y < last) for last in (10, 30, 40)) + 20 * 800
 
 
 def test_a_sampler_of_ones_own_is_made_anew():
     X, y = gaussian(40, 800)
     model = ManyClassClassifier(sampler=lambda counts, k: samplers.Systematic(counts.weights(0.5), k), k=15)
     model.partial_fit(X[y < 20], y[y < 20]).partial_fit(X, y)
-    assert model._model.head.sampler.num_classes == 40
+    assert model._learner.head.sampler.num_classes == 40
 
 
 def test_a_sampler_that_cannot_be_made_leaves_the_model_as_it_was():

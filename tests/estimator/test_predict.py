@@ -17,7 +17,7 @@ from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from manyclass.estimator import ManyClassClassifier, _memory, _model
+from manyclass.estimator import ManyClassClassifier, _learner, _memory
 from tests.estimator.problems import gaussian, words
 
 NAMES = np.array(["pear", "fig", "apple", "quince", "plum"])
@@ -31,7 +31,7 @@ def fruit():
 
 def test_probabilities_are_those_of_the_linear_model(fruit):
     model, X, _ = fruit
-    head = model._model.head
+    head = model._learner.head
     scores = X.astype(np.float32).astype(float) @ head.weight.detach().double().numpy().T
     u = np.exp(scores + head.bias.detach().double().numpy())
     np.testing.assert_allclose(model.predict_proba(X), u / u.sum(1, keepdims=True), rtol=1e-12)
@@ -55,7 +55,7 @@ def test_all_that_is_predicted_agrees(fruit):
 def test_rows_come_in_blocks_that_change_nothing(fruit, monkeypatch):
     model, X, y = fruit
     whole = model.predict_proba(X), model.predict_top(X, 2)[1], model.log_prob_of(X, y)
-    monkeypatch.setattr(_model, "ROWS", 7)
+    monkeypatch.setattr(_learner, "ROWS", 7)
     parts = model.predict_proba(X), model.predict_top(X, 2)[1], model.log_prob_of(X, y)
     for part, all_at_once in zip(parts, whole, strict=True):
         np.testing.assert_allclose(part, all_at_once, rtol=1e-9)

@@ -317,8 +317,8 @@ def test_the_head_draws_as_many_classes_as_an_error_takes():
     ("options", "error", "message"),
     [
         ({"k": 50, "sampler": Exhaustive(3000)}, ValueError, r"`k` must be None where a `sampler` is given, .* got 50"),
-        ({"k": 50, "rmse_log_z": 0.2}, ValueError, r"`rmse_log_z` must be None unless `k` is 'auto', got 0.2"),
-        ({"rmse_log_z": 0.2}, ValueError, r"`rmse_log_z` must be None unless `k` is 'auto', got 0.2"),
+        ({"k": 50, "rmse_log_z": 0.2}, ValueError, r"`rmse_log_z` must come with `k` 'auto', got 0.2 with k = 50"),
+        ({"rmse_log_z": 0.2}, ValueError, r"`rmse_log_z` must come with `k` 'auto', got 0.2 with k = None"),
         ({"k": "all"}, ValueError, r"`k` must be one of 'auto', got 'all'"),
         ({"k": 0}, ValueError, r"`k` must be at least 1, got 0"),
         ({"k": 2.5}, TypeError, r"`k` must be an int, got 2.5"),

@@ -98,8 +98,8 @@ class _Trained:
         return {
             "predict": ("predict", model, self._queries, *flags),
             "evaluate": ("evaluate", model, self._data, *flags),
-            "predict newest": ("predict", model, self._queries, *flags, "--which", "newest"),
-            "predict previous": ("predict", model, self._queries, *flags, "--which", "previous"),
+            "predict newest": ("predict", model, self._queries, *flags, "--checkpoint", "newest"),
+            "predict previous": ("predict", model, self._queries, *flags, "--checkpoint", "previous"),
             "index": ("predict", model, self._queries, *flags, "--index"),
             "info": ("info", model),
             "resume": ("fit", "--out", model, "--resume", *goes_on),

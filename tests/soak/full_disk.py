@@ -58,7 +58,7 @@ def _until_the_end(
     )
     free()
     # The earlier checkpoint is there, and can be used for predictions.
-    for arguments in (("info", out), ("predict", out, whole.data, "--top", 1, "--which", "newest")):
+    for arguments in (("info", out), ("predict", out, whole.data, "--top", 1, "--checkpoint", "newest")):
         again = called(*arguments)
         outcome.add(f"{kind}, {arguments[0]} after a full disk", [again.fault(), again.err if again.code else ""])
     again = run(*whole.resume(out))

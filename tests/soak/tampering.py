@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from manyclass.tasks.began import signed
+from manyclass.tasks.manifest import with_digest
 
 _STRANGE: tuple[Any, ...] = (
     None,
@@ -63,7 +63,7 @@ def tampered(content: dict[str, Any], draw: random.Random, *, tensors: bool = Tr
 def tampered_json(data: bytes, draw: random.Random) -> tuple[str, bytes]:
     """Return the change made and the JSON file of a training with one place changed and the right digest."""
     what, content = tampered(json.loads(data), draw, tensors=False)
-    return what, json.dumps(signed(content)).encode()
+    return what, json.dumps(with_digest(content)).encode()
 
 
 def _other(value: torch.Tensor, draw: random.Random) -> torch.Tensor:

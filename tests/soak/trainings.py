@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from manyclass import storage
-from manyclass.tasks.fit import _DATA as DATA
+from manyclass.tasks.fit import SPOOL_FOLDER as DATA
 from tests.soak.commands import ended, started
 from tests.training.killed import timeless
 

@@ -12,11 +12,21 @@ KINDS = ("features", "text", "sequences", "triples")
 CLASSES = 24  # of each kind, but for the end of a line of text
 SETTINGS = {
     "features": tasks.Settings(epochs=4, batch_size=16, k=8),
-    "text": tasks.Settings(epochs=4, batch_size=4, dim=16, length=12, dropout=0.1, rate=0.02, network_rate=0.02, k=8),
-    "sequences": tasks.Settings(
-        epochs=6, batch_size=8, dim=16, length=12, dropout=0.1, rate=0.1, network_rate=0.02, clip=5.0, k=8
+    "text": tasks.Settings(
+        epochs=4, batch_size=4, dim=16, length=12, dropout=0.1, learning_rate=0.02, encoder_learning_rate=0.02, k=8
     ),
-    "triples": tasks.Settings(epochs=30, batch_size=64, dim=16, rate=0.5, k=8, regulariser=0.001),
+    "sequences": tasks.Settings(
+        epochs=6,
+        batch_size=8,
+        dim=16,
+        length=12,
+        dropout=0.1,
+        learning_rate=0.1,
+        encoder_learning_rate=0.02,
+        clip=5.0,
+        k=8,
+    ),
+    "triples": tasks.Settings(epochs=30, batch_size=64, dim=16, learning_rate=0.5, k=8, regulariser=0.001),
 }
 
 
@@ -97,12 +107,13 @@ def to_evaluate(kind, data):
     return {"features": data.parent / "more.svm", "text": data / "valid.txt"}.get(kind, data)
 
 
-def fit(kind, folder, *, data=None, settings=None, how=None, **source):
+def fit(kind, folder, *, data=None, settings=None, options=None, **source):
     """A training of a kind in a folder of its own, of data that is written for it unless it is given."""
     data = WRITERS[kind](folder) if data is None else data
     settings = SETTINGS[kind] if settings is None else settings
     out = folder / "model"
-    return tasks.fit(kind, tasks.Source(data, **source), settings, out, how=tasks.Fit() if how is None else how), out
+    options = tasks.RunOptions() if options is None else options
+    return tasks.fit(kind, tasks.Source(data, **source), settings, out, options=options), out
 
 
 class Interrupts(Callback):
@@ -111,8 +122,8 @@ class Interrupts(Callback):
     def __init__(self, step):
         self.step = step
 
-    def on_step(self, progress):
-        if progress.step == self.step:
+    def on_step(self, training):
+        if training.progress.step == self.step:
             raise KeyboardInterrupt
 
 

@@ -12,7 +12,7 @@ from manyclass.errors import UserError
 from tests.tasks import problems
 from tests.tasks.problems import SETTINGS, fit
 
-KIND = tasks.KINDS["features"]
+KIND = tasks.TASKS["features"]
 
 
 def write(folder, content, name="rows.svm"):
@@ -34,24 +34,24 @@ def read(folder, data, **options):
 
 def test_labels_of_a_row_are_an_example_each_of_weight_one_together(tmp_path):
     task = read(tmp_path, two_labels(tmp_path))
-    assert task.plan.counts.sum() == 2 * 114
+    assert task.spec.counts.sum() == 2 * 114
     for batches in (task.train, task.held_out(None)):
         for _, target, extras in batches:
             assert (extras["weight"] == 0.5).all()
             for own, others in zip(target.tolist(), extras["exclude"].tolist(), strict=True):
-                name = task.plan.names[own]
+                name = task.spec.names[own]
                 other = ("b" if name[0] == "a" else "a") + name[1:]
-                assert {task.plan.names[i] for i in others if i >= 0} == {other}
+                assert {task.spec.names[i] for i in others if i >= 0} == {other}
 
 
 def test_labels_of_a_row_are_no_negatives_of_each_other(tmp_path):
     """Were they, the best that could be is a loss of log 2; with the other excluded it goes to 0."""
-    settings = replace(SETTINGS["features"], epochs=30, rate=1.0)
+    settings = replace(SETTINGS["features"], epochs=30, learning_rate=1.0)
     done, out = fit("features", tmp_path, data=two_labels(tmp_path), settings=settings)
     assert done.measured.loss < 0.1
     assert done.measured.metrics["accuracy"] == 1.0
     assert done.measured.examples == pytest.approx(6)
-    batches, _ = KIND.evaluation(tasks.open_model(out), tasks.Source(tmp_path / "rows.svm"))
+    batches, _ = KIND.evaluation_batches(tasks.open_model(out).spec, tasks.Source(tmp_path / "rows.svm"))
     measured = tasks.measure(done.model, batches)
     assert measured.examples == pytest.approx(120)
     assert measured.loss < 0.1
@@ -60,7 +60,7 @@ def test_labels_of_a_row_are_no_negatives_of_each_other(tmp_path):
 def test_rows_of_labels_that_are_not_known_are_left_out_and_counted(trained, tmp_path):
     done, _, _ = trained("features")
     data = write(tmp_path, "w00 1:1\nunicorn 2:1\nw01,unicorn 3:1\n 4:1\nw02,w03 5:1\n")
-    batches, _ = KIND.evaluation(done.model, tasks.Source(data))
+    batches, _ = KIND.evaluation_batches(done.model.spec, tasks.Source(data))
     measured = tasks.measure(done.model, batches)
     assert measured.examples == pytest.approx(2)
     assert (batches.rows, batches.unknown) == (5, 3)
@@ -72,14 +72,14 @@ def test_rows_of_labels_that_are_not_known_are_left_out_and_counted(trained, tmp
 
 def test_none_but_unknown_labels_is_an_error(trained, tmp_path):
     done, _, _ = trained("features")
-    batches, _ = KIND.evaluation(done.model, tasks.Source(write(tmp_path, "unicorn 1:1\n")))
+    batches, _ = KIND.evaluation_batches(done.model.spec, tasks.Source(write(tmp_path, "unicorn 1:1\n")))
     with pytest.raises(UserError, match="`data` must hold examples of classes that the model knows, got none"):
         tasks.measure(done.model, batches)
 
 
 def test_features_that_the_model_does_not_have_are_refused(trained, tmp_path):
     done, _, _ = trained("features")
-    batches, _ = KIND.evaluation(done.model, tasks.Source(write(tmp_path, "w00 1:1\nw00 900:1\n")))
+    batches, _ = KIND.evaluation_batches(done.model.spec, tasks.Source(write(tmp_path, "w00 1:1\nw00 900:1\n")))
     with pytest.raises(UserError, match=r"must have indices of at most 32 .*as the model has.*, got 900 in line 2 of"):
         tasks.measure(done.model, batches)
 
@@ -90,19 +90,19 @@ def test_one_row_in_twenty_is_held_out_the_same_ones_each_time(tmp_path):
     held_out = [target.tolist() for _, target, _ in task.held_out(None)]
     assert sum(map(len, held_out)) == 12
     assert held_out == [target.tolist() for _, target, _ in again.held_out(None)]
-    assert task.plan.counts.sum() == 228
-    assert "one row in 20 is held out" in task.about
+    assert task.spec.counts.sum() == 228
+    assert "one row in 20 is held out" in task.summary
 
 
 def test_a_file_may_be_held_out(tmp_path):
     data = write(tmp_path, "".join(f"c{i} {i + 1}:1\n" for i in range(8)))
     held_out = write(tmp_path, "c1 1:1\nunicorn 2:1\nc3,c2 8:1\n", "held.svm")
     task = read(tmp_path, data, held_out=held_out)
-    names = [task.plan.names[c] for _, target, _ in task.held_out(None) for c in target.tolist()]
+    names = [task.spec.names[c] for _, target, _ in task.held_out(None) for c in target.tolist()]
     assert names == ["c1", "c3", "c2"]
-    assert task.about[1] == "held.svm: 3 rows held out, 1 left out for labels that are not trained on"
+    assert task.summary[1] == "held.svm: 3 rows held out, 1 left out for labels that are not trained on"
     # All of the other file is trained on, and no class is made of what is held out.
-    assert task.plan.counts.tolist() == [1] * 8
+    assert task.spec.counts.tolist() == [1] * 8
 
 
 def test_a_held_out_file_of_other_labels_alone_is_refused(tmp_path):
@@ -151,9 +151,9 @@ def test_every_format_is_trained_on_evaluated_and_predicted(tmp_path, name):
         lines += [between.join([*map(str, row), own]) for row, own in zip(x.tolist(), names, strict=True)]
         path.write_text("\n".join(lines) + "\n")
         options = {"label": "animal"}
-    settings = replace(SETTINGS["features"], epochs=12, rate=0.5)
+    settings = replace(SETTINGS["features"], epochs=12, learning_rate=0.5)
     done, _ = fit("features", tmp_path, data=path, settings=settings, **options)
-    batches, _ = KIND.evaluation(done.model, tasks.Source(path, **options))
+    batches, _ = KIND.evaluation_batches(done.model.spec, tasks.Source(path, **options))
     assert tasks.measure(done.model, batches).metrics["accuracy"] > 0.9
     answers = [answer.names[0] for answer in tasks.predict(done.model, tasks.Source(path), number=1)]
     assert np.mean(np.array(answers) == names) > 0.9
@@ -172,4 +172,4 @@ def test_words_of_a_table_say_what_it_is(tmp_path):
 
 def test_names_of_a_plan_are_those_of_the_file_in_its_order(tmp_path):
     task = read(tmp_path, write(tmp_path, "b 1:1\na 2:1\nb 3:1\nc 1:1\n"))
-    assert list(task.plan.names) == list(Names(["b", "a", "c"]))
+    assert list(task.spec.names) == list(Names(["b", "a", "c"]))

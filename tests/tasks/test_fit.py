@@ -16,7 +16,7 @@ from tests.tasks.problems import KINDS, SETTINGS, files, fit
 
 def frequency_loss(model, targets):
     """The loss of who knows how frequent classes are and nothing else."""
-    frequency = model.plan.counts.clamp(min=1)
+    frequency = model.spec.counts.clamp(min=1)
     return -(frequency / frequency.sum()).log()[targets].mean().item()
 
 
@@ -25,12 +25,12 @@ def test_a_model_learns_more_than_frequencies(trained, kind):
     done, _, data = trained(kind)
     assert done.history.stopped == "epochs"
     source = tasks.Source(problems.to_evaluate(kind, data))
-    batches = list(tasks.KINDS[kind].evaluation(done.model, source)[0])
+    batches = list(tasks.TASKS[kind].evaluation_batches(done.model.spec, source)[0])
     targets = torch.cat([target[target >= 0] for _, target, *_ in batches])
     measured = tasks.measure(done.model, batches)
     assert measured.examples == len(targets)
     assert measured.loss < 0.8 * frequency_loss(done.model, targets)
-    assert measured.metrics[tasks.KINDS[kind].metrics[0]] > 0.3
+    assert measured.metrics[tasks.TASKS[kind].metrics[0]] > 0.3
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -40,7 +40,7 @@ def test_the_folder_holds_models_and_a_log_and_no_data(trained, kind):
     assert set(files(folder)) - {"previous.safetensors", "index.safetensors"} == wanted
     with (folder / "log.csv").open() as file:
         rows = list(csv.DictReader(file))
-    metric = tasks.KINDS[kind].metrics[0]
+    metric = tasks.TASKS[kind].metrics[0]
     evaluated = [row for row in rows if row["held_out_loss"]]
     assert len(evaluated) == SETTINGS[kind].epochs
     assert all(row[metric] for row in evaluated)
@@ -49,7 +49,7 @@ def test_the_folder_holds_models_and_a_log_and_no_data(trained, kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_model_kept_is_the_best_by_what_the_kind_is_judged_by(trained, kind):
     done, _, _ = trained(kind)
-    by = tasks.KINDS[kind].best_by
+    by = tasks.TASKS[kind].best_by
     evaluated = [record for record in done.history.records if record.held_out_loss is not None]
     costs = [record.held_out_loss if by == "loss" else -record.metrics[by] for record in evaluated]
     assert done.history.best_step == evaluated[costs.index(min(costs))].step
@@ -68,7 +68,7 @@ def test_a_model_that_is_opened_is_the_one_that_was_measured(trained, kind):
     for name in names:
         assert torch.equal(opened.state_dict()[name], done.model.state_dict()[name]), name
     assert list(opened.names) == list(done.model.names)
-    assert opened.plan.settings == done.model.plan.settings
+    assert opened.spec.settings == done.model.spec.settings
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -76,9 +76,9 @@ def test_rates_fall_to_nothing_where_they_are_to(trained, kind):
     model = trained(kind)[0].model
     optimizers = make_optimizers(model)
     rates = [group["lr"] for optimizer in optimizers for group in optimizer.param_groups]
-    schedulers = make_schedulers(optimizers, model.plan.settings, 5)
-    assert len(schedulers) == (len(optimizers) if model.plan.settings.decay else 0)
-    for _ in range(model.plan.settings.epochs * 5 // 2):
+    schedulers = make_schedulers(optimizers, model.spec.settings, 5)
+    assert len(schedulers) == (len(optimizers) if model.spec.settings.decay else 0)
+    for _ in range(model.spec.settings.epochs * 5 // 2):
         for optimizer in optimizers:
             optimizer.step()
         for scheduler in schedulers:
@@ -101,7 +101,7 @@ def test_every_parameter_is_trained_by_one_optimizer(trained, kind):
 def test_a_folder_with_a_model_is_refused(trained, tmp_path):
     _, folder, data = trained("features")
     with pytest.raises(UserError, match=r"`--out` must be a folder without a model, got .*--resume goes on with it"):
-        tasks.fit("features", tasks.Source(data), SETTINGS["features"], folder, how=tasks.Fit())
+        tasks.fit("features", tasks.Source(data), SETTINGS["features"], folder, options=tasks.RunOptions())
 
 
 @pytest.mark.parametrize("name", ["data", "log.csv", "notes.txt"])
@@ -114,7 +114,7 @@ def test_a_folder_of_somebody_else_is_refused_and_left_alone(tmp_path, name):
     before = sorted(tmp_path.rglob("*"))
     source = tasks.Source(data, format="svmlight")
     with pytest.raises(UserError, match=f"`--out` must be a new or empty folder, got .*, which has {name}"):
-        tasks.fit("features", source, SETTINGS["features"], tmp_path, how=tasks.Fit())
+        tasks.fit("features", source, SETTINGS["features"], tmp_path, options=tasks.RunOptions())
     assert sorted(tmp_path.rglob("*")) == before
 
 
@@ -170,34 +170,36 @@ def test_too_little_data_is_said_to_be_so_and_a_little_is_enough(tmp_path, kind,
     ],
 )
 def test_a_model_that_cannot_be_built_leaves_no_training_behind(tmp_path, monkeypatch, kind, options, message):
-    monkeypatch.setattr("manyclass.by_name.K", 8)  # there are fewer classes than are drawn without being told
+    monkeypatch.setattr("manyclass.defaults.K", 8)  # there are fewer classes than are drawn without being told
     with pytest.raises(UserError, match=message):
         fit(kind, tmp_path, settings=replace(SETTINGS[kind], **options))
     assert files(tmp_path / "model") == []
 
 
 def test_a_training_that_diverges_says_what_to_do(tmp_path):
-    settings = replace(SETTINGS["triples"], rate=1e15)
-    with pytest.raises(UserError, match=r"The loss .* NaN.* Begin anew with a smaller `--rate`, or with `--clip`$"):
+    settings = replace(SETTINGS["triples"], learning_rate=1e15)
+    with pytest.raises(
+        UserError, match=r"The loss .* NaN.* Start again with a smaller `--learning-rate`, or with `--clip`$"
+    ):
         fit("triples", tmp_path, settings=settings)
 
 
 def test_a_run_of_seconds_has_no_epochs(tmp_path):
     settings = replace(SETTINGS["features"], epochs=None, seconds=0.02)
-    done, _ = fit("features", tmp_path, settings=settings, how=tasks.Fit(evaluate_seconds=0.01))
+    done, _ = fit("features", tmp_path, settings=settings, options=tasks.RunOptions(evaluate_seconds=0.01))
     assert done.history.stopped == "seconds"
-    assert done.model.plan.settings.epochs is None
+    assert done.model.spec.settings.epochs is None
 
 
 def test_k_may_follow_from_an_error(tmp_path, monkeypatch):
-    monkeypatch.setattr("manyclass.heads._default._K", 8)
+    monkeypatch.setattr("manyclass.defaults.K", 8)
     settings = replace(SETTINGS["features"], epochs=1, k="auto", rmse_log_z=0.2)
     model = fit("features", tmp_path, settings=settings)[0].model
     assert type(model.head.sampler).__name__ == "Budget"
 
 
 def test_patience_ends_a_training_that_gets_no_better(tmp_path):
-    settings = replace(SETTINGS["features"], epochs=200, patience=2, rate=2.0)
+    settings = replace(SETTINGS["features"], epochs=200, patience=2, learning_rate=2.0)
     assert fit("features", tmp_path, settings=settings)[0].history.stopped == "patience"
 
 
@@ -221,12 +223,14 @@ def test_settings_of_another_kind_are_refused_by_name(tmp_path, kind, options, m
 
 @pytest.mark.parametrize("name", ["adagrad", "adam", "sgd"])
 def test_any_optimizer_trains(tmp_path, name):
-    done, _ = fit("features", tmp_path, settings=replace(SETTINGS["features"], optimizer=name, rate=None, epochs=1))
+    done, _ = fit(
+        "features", tmp_path, settings=replace(SETTINGS["features"], optimizer=name, learning_rate=None, epochs=1)
+    )
     assert done.measured.loss < math.log(problems.CLASSES)
 
 
 def test_a_network_of_features_learns_too(tmp_path):
-    settings = replace(SETTINGS["features"], hidden_layers=(32,), network_rate=0.01, epochs=6)
+    settings = replace(SETTINGS["features"], hidden_layers=(32,), encoder_learning_rate=0.01, epochs=6)
     done, out = fit("features", tmp_path, settings=settings)
     assert done.measured.metrics["accuracy"] > 0.5
-    assert tasks.open_model(out).plan.settings.hidden_layers == (32,)
+    assert tasks.open_model(out).spec.settings.hidden_layers == (32,)

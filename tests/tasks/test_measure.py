@@ -1,6 +1,7 @@
 """What a model is measured at, against slow loops over all classes."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,7 +10,8 @@ from manyclass import tasks
 from manyclass.data import Names
 from manyclass.errors import UserError
 from manyclass.tasks.metrics import METRICS, rank_metrics
-from manyclass.tasks.model import Body, Model, Plan
+from manyclass.tasks.model import Model
+from manyclass.tasks.task import EncoderSpec, ModelSpec
 from manyclass.training import Batch, evaluate
 from tests.tasks.problems import KINDS, to_evaluate
 
@@ -19,9 +21,11 @@ COUNTS = torch.tensor([0.0, 1.0, 9.0, 10.0, 99.0, 100.0, 999.0, 1000.0] * 5, dty
 
 
 def model(kind):
+    """A model with the metrics of a kind of data, whose inputs are `hidden`."""
     torch.manual_seed(0)
-    plan = Plan(kind, Names(f"c{i}" for i in range(C)), COUNTS, {}, tasks.Settings())
-    return Model(plan, Body(torch.nn.Identity(), D)).double()
+    metrics = tasks.TASKS[kind].metrics
+    task = SimpleNamespace(kind=kind, metrics=metrics, build=lambda spec: EncoderSpec(torch.nn.Identity(), D))
+    return Model(ModelSpec(task, Names(f"c{i}" for i in range(C)), COUNTS, {}, tasks.Settings())).double()
 
 
 def batches(*, n=3, excluded=0, weighted=False, several=False):
@@ -85,7 +89,7 @@ def test_numbers_are_those_of_a_loop(kind, options):
     assert measured.examples == pytest.approx(whole)
     assert measured.loss == pytest.approx(sum(share * loss for _, share, loss, _ in found) / whole)
     assert measured.perplexity == pytest.approx(math.exp(measured.loss))
-    assert set(measured.metrics) == set(tasks.KINDS[kind].metrics)
+    assert set(measured.metrics) == set(tasks.TASKS[kind].metrics)
     for name, value in measured.metrics.items():
         assert value == pytest.approx(sum(share * SLOW[name](rank) for _, share, _, rank in found) / whole), name
     names = ["0", "1 to 9", "10 to 99", "100 to 999", "1,000 to 9,999"]
@@ -102,7 +106,7 @@ def test_numbers_are_those_of_a_loop(kind, options):
 @pytest.mark.parametrize("kind", KINDS)
 def test_bands_sum_up_to_the_whole(trained, kind):
     done, _, data = trained(kind)
-    batches = tasks.KINDS[kind].evaluation(done.model, tasks.Source(to_evaluate(kind, data)))[0]
+    batches = tasks.TASKS[kind].evaluation_batches(done.model.spec, tasks.Source(to_evaluate(kind, data)))[0]
     measured = tasks.measure(done.model, batches)
     assert sum(band.examples for band in measured.bands) == pytest.approx(measured.examples)
     assert sum(band.examples * band.loss for band in measured.bands) == pytest.approx(measured.examples * measured.loss)
@@ -114,8 +118,8 @@ def test_bands_sum_up_to_the_whole(trained, kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_training_sees_what_a_measurement_sees(trained, kind):
     done, _, data = trained(kind)
-    batches = list(tasks.KINDS[kind].evaluation(done.model, tasks.Source(to_evaluate(kind, data)))[0])
-    metrics = rank_metrics(done.model.head, tasks.KINDS[kind].metrics)
+    batches = list(tasks.TASKS[kind].evaluation_batches(done.model.spec, tasks.Source(to_evaluate(kind, data)))[0])
+    metrics = rank_metrics(done.model.head, tasks.TASKS[kind].metrics)
     report = evaluate(done.model.head, batches, encoder=done.model.encoder, metrics=metrics)
     measured = tasks.measure(done.model, batches)
     assert measured.loss == pytest.approx(report.loss)

@@ -7,7 +7,7 @@ import torch
 
 from manyclass import storage, tasks
 from manyclass.errors import UserError
-from manyclass.tasks.model import model_of
+from manyclass.tasks.model import model_from_content
 from tests.tasks.problems import KINDS
 
 
@@ -16,12 +16,12 @@ def test_what_is_kept_is_all_that_answers_need(trained, tmp_path, kind):
     done, _, _ = trained(kind)
     storage.save(tmp_path / "best.safetensors", done.model.content(), content_type="model")
     opened = tasks.open_model(tmp_path)
-    assert opened.plan.kind == kind
+    assert opened.spec.task.kind == kind
     assert list(opened.names) == list(done.model.names)
-    assert torch.equal(opened.plan.counts, done.model.plan.counts)
-    assert set(opened.plan.config) == set(done.model.plan.config)
-    for name, value in done.model.plan.config.items():
-        kept = opened.plan.config[name]
+    assert torch.equal(opened.spec.counts, done.model.spec.counts)
+    assert set(opened.spec.config) == set(done.model.spec.config)
+    for name, value in done.model.spec.config.items():
+        kept = opened.spec.config[name]
         assert torch.equal(kept, value) if isinstance(value, torch.Tensor) else kept == value
     assert not any(name.startswith("head.sampler.") for name in done.model.content()["parameters"])
 
@@ -40,9 +40,9 @@ def test_the_best_is_opened_and_else_the_newest(trained, tmp_path):
     newest = storage.load(folder / "newest.safetensors", content_type="checkpoint")
     storage.save(tmp_path / "newest.safetensors", newest, content_type="checkpoint")
     opened = tasks.open_model(tmp_path)
-    assert torch.equal(opened.head.weight, newest["state"]["whole"]["head.weight"])
+    assert torch.equal(opened.head.weight, newest["state"]["state_dict"]["head.weight"])
     with pytest.raises(UserError, match=r"best.safetensors: there is no such file; .*newest.safetensors can be read"):
-        tasks.open_model(tmp_path, which="best")
+        tasks.open_model(tmp_path, checkpoint="best")
 
 
 @pytest.mark.parametrize(
@@ -69,12 +69,20 @@ def test_what_is_no_model_is_refused_in_one_line(trained, tmp_path, change):
     content = done.model.content()
     change(content)
     with pytest.raises(UserError) as refused:
-        model_of(content, tmp_path / "best.safetensors")
+        model_from_content(content, tmp_path / "best.safetensors")
     assert "\n" not in str(refused.value)
 
 
-def test_a_sampler_is_built_anew(trained):
+def test_a_sampler_is_rebuilt(trained):
     done, _, _ = trained("features")
     content = done.model.content()
-    content["settings"] = replace(done.model.plan.settings, sampler="systematic").to_json()
-    assert type(model_of(content, None).head.sampler).__name__ == "Systematic"
+    content["settings"] = replace(done.model.spec.settings, sampler="systematic").to_json()
+    assert type(model_from_content(content, None).head.sampler).__name__ == "Systematic"
+
+
+@pytest.mark.parametrize("change", [lambda content: content.pop("format"), lambda content: content.update(format=1)])
+def test_a_model_of_an_earlier_version_is_refused(trained, tmp_path, change):
+    content = trained("features")[0].model.content()
+    change(content)
+    with pytest.raises(UserError, match="it was written by an earlier version of manyclass; train it again"):
+        model_from_content(content, tmp_path / "best.safetensors")

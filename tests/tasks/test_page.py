@@ -17,7 +17,7 @@ SECTIONS = [
 
 def report(trained, kind):
     done = trained(kind)[0]
-    return done, tasks.report_of(done.model, done.history, done.measured, done.about)
+    return done, tasks.report_of(done.model, done.history, done.measured, done.summary)
 
 
 def section(page, title):
@@ -29,7 +29,7 @@ def test_all_sections_are_there(trained, kind):
     done, page = report(trained, kind)
     assert [section.title for section in page.sections] == SECTIONS
     assert page.title == f"A model of {kind}"
-    assert all(line[1:] in page.summary for line in done.about)
+    assert all(line[1:] in page.summary for line in done.summary)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -57,7 +57,7 @@ def test_curves_are_those_of_the_records(trained, kind):
         assert list(held_out.y) == [record.held_out_loss for record in evaluated]
     assert list(steps.curves[1].x) == [record.step for record in evaluated]
     assert list(seconds.curves[1].x) == [record.seconds for record in evaluated]
-    assert [curve.label for curve in metrics.curves] == list(tasks.KINDS[kind].metrics)
+    assert [curve.label for curve in metrics.curves] == list(tasks.TASKS[kind].metrics)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -83,8 +83,8 @@ def test_the_time_is_all_of_it(trained):
 def test_the_error_is_that_of_the_probes_where_there_were_any(trained, tmp_path):
     _, page = report(trained, "features")
     assert section(page, "Error of the approximation") == ["None was measured; the sampler is Learned."]
-    done, _ = fit("features", tmp_path, how=tasks.Fit(probe_every=10))
-    page = tasks.report_of(done.model, done.history, done.measured, done.about)
+    done, _ = fit("features", tmp_path, options=tasks.RunOptions(probe_every=10))
+    page = tasks.report_of(done.model, done.history, done.measured, done.summary)
     (figure,) = section(page, "Error of the approximation")
     probed = [record for record in done.history.records if record.rmse_log_z is not None]
     assert list(figure.panels[0].curves[0].y) == [record.rmse_log_z for record in probed]

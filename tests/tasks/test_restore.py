@@ -9,14 +9,14 @@ from manyclass import storage, tasks
 from manyclass.errors import UserError
 from tests.tasks.problems import Interrupts, fit
 
-HOW = tasks.Fit(probe_every=0, checkpoint_every=1000)
+OPTIONS = tasks.RunOptions(probe_every=0, checkpoint_every=1000)
 
 
 @pytest.fixture(scope="module")
 def stopped(tmp_path_factory):
     """A training that Ctrl-C ended, and its newest checkpoint."""
-    how = tasks.Fit(probe_every=0, checkpoint_every=1000, callbacks=[Interrupts(5)])
-    _, out = fit("text", tmp_path_factory.mktemp("stopped"), how=how)
+    options = tasks.RunOptions(probe_every=0, checkpoint_every=1000, callbacks=[Interrupts(5)])
+    _, out = fit("text", tmp_path_factory.mktemp("stopped"), options=options)
     return out, storage.load(out / "newest.safetensors", content_type="checkpoint")
 
 
@@ -30,13 +30,16 @@ CHANGES = {
     "records": (lambda s: s["training"].update(records=[{"step": 1}]), "its records are none"),
     "best": (lambda s: s["training"]["best"].update(waited=-1), "does not tell what was best"),
     "spent": (lambda s: s["training"]["spent"].update(update="long"), "where the time went"),
-    "random": (lambda s: s["training"].update(random_now=[torch.zeros(5056).byte()]), "mt19937"),
+    "random": (lambda s: s["training"].update(rng_now=[torch.zeros(5056).byte()]), "mt19937"),
     "shape": (lambda s: sum_of(s).update(exp_avg=torch.zeros(3)), "an optimiser's exp_avg is not what it should be"),
     "infinite": (lambda s: sum_of(s)["exp_avg"].fill_(torch.inf), "an optimiser's exp_avg is not finite"),
-    "rate": (lambda s: s["optimizers"][0]["param_groups"][0].update(lr=None), r"an optimiser\[0\]\['lr'\]"),
+    "learning_rate": (lambda s: s["optimizers"][0]["param_groups"][0].update(lr=None), r"an optimiser\[0\]\['lr'\]"),
     "parameters": (lambda s: s["optimizers"][0]["param_groups"][0].update(params=[1, 0]), "has other parameters"),
     "schedule": (lambda s: s["schedulers"][0].update(last_epoch=-3), "a schedule"),
-    "weights": (lambda s: s["whole"].update({"head.bias": torch.full((25,), torch.nan)}), "head.bias is not finite"),
+    "weights": (
+        lambda s: s["state_dict"].update({"head.bias": torch.full((25,), torch.nan)}),
+        "head.bias is not finite",
+    ),
     "model": (lambda s: s["model"]["parameters"].pop("head.bias"), "parameters of such a model: head.bias"),
     "layers": (lambda s: s["model"]["settings"].update(layers=900), "not the parameters of such a model"),
     "size": (lambda s: s["model"]["settings"].update(dim=10**6), "not the parameters of such a model"),
@@ -56,7 +59,7 @@ def test_a_checkpoint_of_another_form_is_refused(stopped, name):
         storage.save(path, content, content_type="checkpoint")
         held = {file.name: file.read_bytes() for file in out.iterdir()}
         with pytest.raises(UserError, match=message):
-            tasks.resume(out, how=HOW)
+            tasks.resume(out, options=OPTIONS)
         assert {file.name: file.read_bytes() for file in out.iterdir()} == held
     finally:
         path.write_bytes(before)
@@ -69,6 +72,6 @@ def test_a_damaged_checkpoint_is_refused_before_data_is_read(stopped):
     try:
         path.write_bytes(before[:-1])
         with pytest.raises(UserError, match=r"newest.safetensors: it is cut off.*; nothing else in .* can be gone on"):
-            tasks.resume(out, how=tasks.Fit(watch=lambda done, total: pytest.fail("data was read")))
+            tasks.resume(out, options=tasks.RunOptions(watch=lambda done, total: pytest.fail("data was read")))
     finally:
         path.write_bytes(before)

@@ -11,18 +11,18 @@ import torch
 
 from manyclass import storage, tasks
 from manyclass.errors import UserError
-from manyclass.tasks.began import signed
+from manyclass.tasks.manifest import with_digest
 from tests.tasks import problems
 from tests.tasks.problems import KINDS, SETTINGS, Interrupts, fit, same_state
 
-HOW = tasks.Fit(probe_every=7, checkpoint_every=1000)
+OPTIONS = tasks.RunOptions(probe_every=7, checkpoint_every=1000)
 SHORT = {kind: replace(SETTINGS[kind], epochs=3) for kind in KINDS}
 
 
 def stopped(kind, folder, step=5, **options):
     """A training that Ctrl-C ended, and its folder."""
-    how = replace(HOW, callbacks=[Interrupts(step)])
-    done, out = fit(kind, folder, **{"settings": SHORT[kind], "how": how, **options})
+    run = replace(OPTIONS, callbacks=[Interrupts(step)])
+    done, out = fit(kind, folder, **{"settings": SHORT[kind], "options": run, **options})
     assert done.history.stopped == "interrupted"
     assert done.history.progress.step == step
     assert done.measured is None
@@ -40,7 +40,7 @@ def newest(folder):
 
 
 def steps_of(kind, folder):
-    whole, out = fit(kind, folder, settings=SHORT[kind], how=HOW)
+    whole, out = fit(kind, folder, settings=SHORT[kind], options=OPTIONS)
     return whole, out, whole.history.progress.step
 
 
@@ -51,20 +51,20 @@ def test_an_interrupted_training_goes_on_bit_for_bit(tmp_path, kind):
     whole, whole_out, steps = steps_of(kind, tmp_path / "one")
     # Within the second epoch, and then within the third.
     out = stopped(kind, tmp_path / "other", step=steps // 2 - 1)
-    again = tasks.resume(out, how=replace(HOW, callbacks=[Interrupts(steps - 2)]))
+    again = tasks.resume(out, options=replace(OPTIONS, callbacks=[Interrupts(steps - 2)]))
     assert again.history.stopped == "interrupted"
-    done = tasks.resume(out, how=HOW)
+    done = tasks.resume(out, options=OPTIONS)
     assert done.history.stopped == "epochs"
     assert same_state(done.model, whole.model)
     assert asdict(done.measured) == asdict(whole.measured)
     assert timeless(out) == timeless(whole_out)
     one, other = newest(out), newest(whole_out)
-    for name in ("loss", "draws", "random_now", "best"):
+    for name in ("loss", "draws", "rng_now", "best"):
         one_value, other_value = one["training"][name], other["training"][name]
         torch.testing.assert_close(one_value, other_value, rtol=0, atol=0)
     assert storage_equal(one["optimizers"], other["optimizers"])
     assert storage_equal(one["schedulers"], other["schedulers"])
-    assert storage_equal(one["whole"], other["whole"])
+    assert storage_equal(one["state_dict"], other["state_dict"])
 
 
 def storage_equal(one, other):
@@ -91,12 +91,12 @@ def storage_equal(one, other):
     ids=str,
 )
 def test_so_does_one_of_other_settings(tmp_path, monkeypatch, options):
-    monkeypatch.setattr("manyclass.heads._default._K", 8)
+    monkeypatch.setattr("manyclass.defaults.K", 8)
     for name in ("one", "other"):
         (tmp_path / name).mkdir()
     settings = replace(SHORT["features"], **options)
-    whole, _ = fit("features", tmp_path / "one", settings=settings, how=HOW)
-    done = tasks.resume(stopped("features", tmp_path / "other", step=20, settings=settings), how=HOW)
+    whole, _ = fit("features", tmp_path / "one", settings=settings, options=OPTIONS)
+    done = tasks.resume(stopped("features", tmp_path / "other", step=20, settings=settings), options=OPTIONS)
     assert same_state(done.model, whole.model)
     assert asdict(done.measured) == asdict(whole.measured)
 
@@ -107,34 +107,34 @@ def test_a_training_that_was_killed_goes_on_from_its_checkpoint(tmp_path, kind):
         pass
 
     class Kills(Interrupts):
-        def on_step(self, progress):
-            if progress.step == self.step:
+        def on_step(self, training):
+            if training.progress.step == self.step:
                 raise Killed
 
     for name in ("one", "other"):
         (tmp_path / name).mkdir()
     whole, whole_out, steps = steps_of(kind, tmp_path / "one")
-    how = replace(HOW, checkpoint_every=0, callbacks=[Kills(steps - 3)])
+    run = replace(OPTIONS, checkpoint_every=0, callbacks=[Kills(steps - 3)])
     with pytest.raises(Killed):
-        fit(kind, tmp_path / "other", settings=SHORT[kind], how=how)
+        fit(kind, tmp_path / "other", settings=SHORT[kind], options=run)
     out = tmp_path / "other" / "model"
     assert newest(out)["training"]["progress"]["step"] == steps - 4
-    done = tasks.resume(out, how=HOW, which="previous")
+    done = tasks.resume(out, options=OPTIONS, checkpoint="previous")
     assert same_state(done.model, whole.model)
     assert timeless(out) == timeless(whole_out)
 
 
-def test_one_that_was_stopped_before_a_checkpoint_begins_anew(tmp_path):
+def test_one_that_was_stopped_before_a_checkpoint_starts_from_the_beginning(tmp_path):
     out = stopped("features", tmp_path)
     for path in out.glob("*.safetensors"):
         path.unlink()
-    assert tasks.resume(out, how=HOW).history.stopped == "epochs"
+    assert tasks.resume(out, options=OPTIONS).history.stopped == "epochs"
 
 
 def test_a_finished_training_is_finished(tmp_path):
-    whole, out = fit("features", tmp_path, settings=SHORT["features"], how=HOW)
+    whole, out = fit("features", tmp_path, settings=SHORT["features"], options=OPTIONS)
     log = (out / "log.csv").read_text()
-    done = tasks.resume(out, how=HOW)
+    done = tasks.resume(out, options=OPTIONS)
     assert done.history.progress.step == whole.history.progress.step
     assert done.history.records == whole.history.records
     assert asdict(done.measured) == asdict(whole.measured)
@@ -145,33 +145,36 @@ def test_a_finished_training_is_finished(tmp_path):
 
 def test_it_may_be_given_more_epochs_and_remembers_them(tmp_path):
     out = stopped("features", tmp_path)
-    more = replace(HOW, callbacks=[Interrupts(40)])
-    assert tasks.resume(out, given={"epochs": 5}, how=more).history.stopped == "interrupted"
-    done = tasks.resume(out, how=HOW)
+    more = replace(OPTIONS, callbacks=[Interrupts(40)])
+    assert tasks.resume(out, given={"epochs": 5}, options=more).history.stopped == "interrupted"
+    done = tasks.resume(out, options=OPTIONS)
     assert done.history.progress.epoch == 5
-    assert done.model.plan.settings.epochs == 5
+    assert done.model.spec.settings.epochs == 5
 
 
 def test_without_decay_more_epochs_are_those_of_a_longer_run(tmp_path):
     for name in ("one", "other"):
         (tmp_path / name).mkdir()
-    whole, _ = fit("features", tmp_path / "one", settings=SETTINGS["features"], how=HOW)
-    _, out = fit("features", tmp_path / "other", settings=SHORT["features"], how=HOW)
-    done = tasks.resume(out, given={"epochs": SETTINGS["features"].epochs}, how=HOW)
+    whole, _ = fit("features", tmp_path / "one", settings=SETTINGS["features"], options=OPTIONS)
+    _, out = fit("features", tmp_path / "other", settings=SHORT["features"], options=OPTIONS)
+    done = tasks.resume(out, given={"epochs": SETTINGS["features"].epochs}, options=OPTIONS)
     assert same_state(done.model, whole.model)
 
 
 def test_seconds_take_the_place_of_epochs(tmp_path):
     out = stopped("features", tmp_path)
-    done = tasks.resume(out, given={"seconds": 1e-6}, how=HOW)
+    done = tasks.resume(out, given={"seconds": 1e-6}, options=OPTIONS)
     assert done.history.stopped == "seconds"
-    assert done.model.plan.settings.epochs is None
+    assert done.model.spec.settings.epochs is None
 
 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"rate": 0.5}, "`rate` must be left out, or what it was when the training began, 0.1, got 0.5"),
+        (
+            {"learning_rate": 0.5},
+            "`learning_rate` must be left out, or what it was when the training began, 0.1, got 0.5",
+        ),
         ({"seed": 1}, "`seed` must be left out, or what it was when the training began, 0, got 1"),
         ({"dim": 4}, "`dim` must be left out, or what it was when the training began, None, got 4"),
     ],
@@ -179,15 +182,15 @@ def test_seconds_take_the_place_of_epochs(tmp_path):
 def test_other_settings_are_refused(tmp_path, given, message):
     out = stopped("features", tmp_path)
     with pytest.raises(UserError) as refused:
-        tasks.resume(out, given=given, how=HOW)
+        tasks.resume(out, given=given, options=OPTIONS)
     assert str(refused.value) == message
-    assert tasks.resume(out, given={"rate": 0.1, "k": 8}, how=HOW).history.stopped == "epochs"
+    assert tasks.resume(out, given={"learning_rate": 0.1, "k": 8}, options=OPTIONS).history.stopped == "epochs"
 
 
 def test_another_kind_is_refused(tmp_path):
     out = stopped("features", tmp_path)
     with pytest.raises(UserError, match=r"`--text` must be left out: the training in .* is of features"):
-        tasks.resume(out, kind="text", how=HOW)
+        tasks.resume(out, kind="text", options=OPTIONS)
 
 
 def test_data_that_has_changed_is_refused(tmp_path):
@@ -197,13 +200,13 @@ def test_data_that_has_changed_is_refused(tmp_path):
     data.write_text(held.replace("1:1", "1:2", 1))
     before = problems.files(out)
     with pytest.raises(UserError, match=r"`data` must be what the training began with, got .*rows.svm, which differs"):
-        tasks.resume(out, how=HOW)
+        tasks.resume(out, options=OPTIONS)
     data.unlink()
     with pytest.raises(UserError, match=r"`data` must be what the training began with, got .*rows.svm: No such file"):
-        tasks.resume(out, how=HOW)
+        tasks.resume(out, options=OPTIONS)
     assert problems.files(out) == before
     data.write_text(held)
-    assert tasks.resume(out, how=HOW).history.stopped == "epochs"
+    assert tasks.resume(out, options=OPTIONS).history.stopped == "epochs"
 
 
 def test_data_may_have_moved_and_stays_where_it_is(tmp_path, monkeypatch):
@@ -213,70 +216,82 @@ def test_data_may_have_moved_and_stays_where_it_is(tmp_path, monkeypatch):
     (tmp_path / "elsewhere").mkdir()
     # Who resumes may stand in another folder.
     monkeypatch.chdir(tmp_path / "elsewhere")
-    again = replace(HOW, callbacks=[Interrupts(8)])
-    assert tasks.resume(out, how=again).history.progress.step == 8
+    again = replace(OPTIONS, callbacks=[Interrupts(8)])
+    assert tasks.resume(out, options=again).history.progress.step == 8
     moved = shutil.move(tmp_path / data, tmp_path / "elsewhere" / "other.svm")
-    assert tasks.resume(out, source=tasks.Source(moved), how=replace(HOW, callbacks=[Interrupts(9)])).measured is None
-    assert tasks.resume(out, how=HOW).history.stopped == "epochs"
+    assert (
+        tasks.resume(out, source=tasks.Source(moved), options=replace(OPTIONS, callbacks=[Interrupts(9)])).measured
+        is None
+    )
+    assert tasks.resume(out, options=OPTIONS).history.stopped == "epochs"
 
 
 def test_it_is_read_as_it_was(tmp_path):
     out = stopped("text", tmp_path, split="words", min_count=2)
     data = tmp_path / "text"
     with pytest.raises(UserError, match=r"`--min-count` must be left out, or what it was .*, got 3"):
-        tasks.resume(out, source=tasks.Source(data, min_count=3), how=HOW)
+        tasks.resume(out, source=tasks.Source(data, min_count=3), options=OPTIONS)
     with pytest.raises(UserError, match=r"`held-out` must be what the training began with, got .*, which differs"):
-        tasks.resume(out, source=tasks.Source(data, held_out=data / "valid.txt"), how=HOW)
-    assert tasks.resume(out, source=tasks.Source(data, split="words", min_count=2), how=HOW).measured is not None
+        tasks.resume(out, source=tasks.Source(data, held_out=data / "valid.txt"), options=OPTIONS)
+    assert (
+        tasks.resume(out, source=tasks.Source(data, split="words", min_count=2), options=OPTIONS).measured is not None
+    )
 
 
 def test_settings_that_were_damaged_are_not_gone_on_with(tmp_path):
     out = stopped("features", tmp_path)
-    about = json.loads((out / "fit.json").read_text())
-    about["settings"]["rate"] = 0.3
-    (out / "fit.json").write_text(json.dumps(signed(about)))
+    manifest = json.loads((out / "fit.json").read_text())
+    manifest["settings"]["learning_rate"] = 0.3
+    (out / "fit.json").write_text(json.dumps(with_digest(manifest)))
     with pytest.raises(UserError, match=r"cannot go on from .*newest.safetensors: .* trained with other settings"):
-        tasks.resume(out, how=HOW)
+        tasks.resume(out, options=OPTIONS)
 
 
-def test_a_beginning_with_another_number_is_refused(tmp_path):
+def test_a_manifest_with_another_number_is_refused(tmp_path):
     out = stopped("features", tmp_path)
     text = (out / "fit.json").read_text()
     assert text.count('"seed": 0') == 1
     (out / "fit.json").write_text(text.replace('"seed": 0', '"seed": 8'))
     with pytest.raises(UserError, match=r"cannot read .*fit.json: it is damaged: its digest is another"):
-        tasks.resume(out, how=HOW)
+        tasks.resume(out, options=OPTIONS)
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda about: about.update(format=2), "it was written by a newer version, format 2; this one reads up to 1"),
-        (lambda about: about.update(kind="pictures"), "it is damaged: it does not tell of a training"),
-        (lambda about: about["source"].update(held_out=5), "it is damaged: it does not tell of a training"),
-        (lambda about: about["source"].update(min_count="x"), "it is damaged: it does not tell of a training"),
-        (lambda about: about["source"].update(colour="x"), "it is damaged: it does not tell of a training"),
-        (lambda about: about.pop("files"), "it is damaged: it does not tell of a training"),
-        (lambda about: about.pop("how"), "it is damaged: it does not say when to evaluate"),
-        (lambda about: about["settings"].update(rate="x"), "the settings of a training are damaged"),
-        (lambda about: about.pop("settings"), "the settings of a training"),
+        (
+            lambda manifest: manifest.update(format=3),
+            "it was written by a newer version, format 3; this one reads up to 2",
+        ),
+        (
+            lambda manifest: manifest.update(format=1),
+            "it was written by an earlier version of manyclass; train it again",
+        ),
+        (lambda manifest: manifest.update(kind="pictures"), "it is damaged: it does not describe a training"),
+        (lambda manifest: manifest["source"].update(held_out=5), "it is damaged: it does not describe a training"),
+        (lambda manifest: manifest["source"].update(min_count="x"), "it is damaged: it does not describe a training"),
+        (lambda manifest: manifest["source"].update(colour="x"), "it is damaged: it does not describe a training"),
+        (lambda manifest: manifest.pop("files"), "it is damaged: it does not describe a training"),
+        (lambda manifest: manifest.pop("options"), "it is damaged: it does not say when to evaluate"),
+        (lambda manifest: manifest["settings"].update(learning_rate="x"), "the settings of a training are damaged"),
+        (lambda manifest: manifest.pop("settings"), "the settings of a training"),
     ],
 )
-def test_a_damaged_beginning_is_refused(tmp_path, change, message):
+def test_a_damaged_manifest_is_refused(tmp_path, change, message):
     out = stopped("features", tmp_path)
-    about = json.loads((out / "fit.json").read_text())
-    change(about)
-    (out / "fit.json").write_text(json.dumps(signed(about)))
+    manifest = json.loads((out / "fit.json").read_text())
+    change(manifest)
+    (out / "fit.json").write_text(json.dumps(with_digest(manifest)))
     with pytest.raises(UserError, match=message):
-        tasks.resume(out, how=HOW)
+        tasks.resume(out, options=OPTIONS)
 
 
 def test_a_folder_without_a_training_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"`MODEL` must be a folder that `manyclass fit` made, got .*: No such file"):
-        tasks.resume(tmp_path, how=HOW)
+        tasks.resume(tmp_path, options=OPTIONS)
     (tmp_path / "fit.json").write_text("{")
     with pytest.raises(UserError, match="it is damaged: it is no JSON"):
-        tasks.resume(tmp_path, how=HOW)
+        tasks.resume(tmp_path, options=OPTIONS)
 
 
 @pytest.mark.parametrize("kind", ["text", "sequences"])
@@ -285,7 +300,7 @@ def test_a_limit_may_become_one_of_the_other_kind(tmp_path, kind, first, then):
     """Rates fall over epochs; over seconds they do not."""
     settings = replace(SETTINGS[kind], **{"epochs": None, **first})
     out = stopped(kind, tmp_path, step=2, settings=settings)
-    done = tasks.resume(out, given=then, how=HOW)
+    done = tasks.resume(out, given=then, options=OPTIONS)
     assert done.history.stopped == next(iter(then))
     assert done.measured is not None
 
@@ -297,20 +312,20 @@ def test_a_negative_loss_is_gone_on_from(tmp_path):
     state = storage.load(out / "newest.safetensors", content_type="checkpoint")
     state["state"]["training"]["loss"] = -0.25
     storage.save(out / "newest.safetensors", state, content_type="checkpoint")
-    assert tasks.resume(out, how=HOW).history.stopped == "epochs"
+    assert tasks.resume(out, options=OPTIONS).history.stopped == "epochs"
 
 
 def test_a_training_goes_on_where_it_was(tmp_path):
     out = stopped("features", tmp_path)
-    about = json.loads((out / "fit.json").read_text())
-    assert about["how"]["device"] == "cpu"
-    about["how"]["device"] = "cuda:77"
-    (out / "fit.json").write_text(json.dumps(signed(about)))
+    manifest = json.loads((out / "fit.json").read_text())
+    assert manifest["options"]["device"] == "cpu"
+    manifest["options"]["device"] = "cuda:77"
+    (out / "fit.json").write_text(json.dumps(with_digest(manifest)))
     with pytest.raises(UserError, match="`device` must be one that torch finds here, got 'cuda:77'"):
-        tasks.resume(out, how=HOW)
+        tasks.resume(out, options=OPTIONS)
     message = "`device` must be left out, or of the kind it was when the training began, cuda:77, got cpu"
     with pytest.raises(UserError, match=message):
-        tasks.resume(out, how=replace(HOW, device="cpu"))
+        tasks.resume(out, options=replace(OPTIONS, device="cpu"))
 
 
 def test_a_folder_that_cannot_be_written_to_is_told_before_the_training(tmp_path, monkeypatch):
@@ -322,6 +337,6 @@ def test_a_folder_that_cannot_be_written_to_is_told_before_the_training(tmp_path
     # The function of the same name hides the module.
     monkeypatch.setattr(sys.modules["manyclass.tasks.fit"], "write_json", refuses)
     told = Interrupts(0)
-    told.on_step = lambda progress: pytest.fail("it trained")
+    told.on_step = lambda training: pytest.fail("it trained")
     with pytest.raises(UserError, match="Read-only file system"):
-        tasks.resume(out, how=replace(HOW, callbacks=[told]))
+        tasks.resume(out, options=replace(OPTIONS, callbacks=[told]))

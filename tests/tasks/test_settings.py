@@ -15,8 +15,8 @@ EVERY = tasks.Settings(
     patience=2,
     batch_size=8,
     optimizer="adam",
-    rate=0.1,
-    network_rate=0.2,
+    learning_rate=0.1,
+    encoder_learning_rate=0.2,
     clip=1.0,
     decay=False,
     sampler="systematic",
@@ -46,16 +46,16 @@ def test_every_setting_was_tried():
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_said_stands_and_the_rest_is_as_fits_the_kind(kind):
-    defaults = tasks.KINDS[kind].defaults
+    defaults = tasks.TASKS[kind].defaults
     assert tasks.Settings().over(defaults) == defaults
     assert tasks.Settings(seed=5).over(defaults) == replace(defaults, seed=5)
     assert EVERY.over(defaults) == EVERY
-    given = tasks.Settings(rate=0.7, decay=not defaults.decay)
-    assert given.over(defaults) == replace(defaults, rate=0.7, decay=not defaults.decay)
+    given = tasks.Settings(learning_rate=0.7, decay=not defaults.decay)
+    assert given.over(defaults) == replace(defaults, learning_rate=0.7, decay=not defaults.decay)
 
 
 def test_who_gives_seconds_has_no_other_limit():
-    defaults = tasks.KINDS["text"].defaults
+    defaults = tasks.TASKS["text"].defaults
     assert tasks.Settings(seconds=5).over(defaults).epochs is None
     assert tasks.Settings(seconds=5, epochs=2).over(defaults).epochs == 2
 
@@ -64,15 +64,15 @@ def test_who_gives_seconds_has_no_other_limit():
     ("options", "message"),
     [
         ({"epochs": 0}, "`epochs` must be at least 1, got 0"),
-        ({"rate": -1.0}, "`rate` must be finite and above 0, got -1.0"),
-        ({"rate": float("nan")}, "`rate` must be finite and above 0, got nan"),
+        ({"learning_rate": -1.0}, "`learning_rate` must be finite and above 0, got -1.0"),
+        ({"learning_rate": float("nan")}, "`learning_rate` must be finite and above 0, got nan"),
         ({"dropout": 1.0}, r"`dropout` must lie in \[0, 1\), got 1.0"),
         ({"regulariser": -0.1}, "`regulariser` must be finite and at least 0, got -0.1"),
         ({"hidden_layers": (5, 0)}, "`hidden_layers` must be at least 1, got 0"),
         ({"k": "all"}, "`k` must be .*'auto'.*, got 'all'"),
         ({"k": 0}, "`k` must be at least 1, got 0"),
-        ({"rmse_log_z": 0.1}, "`rmse_log_z` must come with `k` 'auto', got k = None"),
-        ({"rmse_log_z": 0.1, "k": 5}, "`rmse_log_z` must come with `k` 'auto', got k = 5"),
+        ({"rmse_log_z": 0.1}, "`rmse_log_z` must come with `k` 'auto', got 0.1 with k = None"),
+        ({"rmse_log_z": 0.1, "k": 5}, "`rmse_log_z` must come with `k` 'auto', got 0.1 with k = 5"),
         ({"optimizer": "lion"}, "`optimizer` must be .*, got 'lion'"),
         ({"sampler": "magic"}, "`sampler` must be .*, got 'magic'"),
         ({"objective": "magic"}, "`objective` must be .*, got 'magic'"),
@@ -92,7 +92,7 @@ def test_what_are_no_settings_is_refused(data):
         tasks.Settings.from_json(data)
 
 
-@pytest.mark.parametrize("data", [{"epochs": "3"}, {"hidden_layers": 5}, {"rate": []}])
+@pytest.mark.parametrize("data", [{"epochs": "3"}, {"hidden_layers": 5}, {"learning_rate": []}])
 def test_values_of_another_type_are_refused(data):
     with pytest.raises(UserError, match="the settings of a training are damaged"):
         tasks.Settings.from_json(data)

@@ -7,7 +7,6 @@ import torch
 
 from manyclass import tasks
 from manyclass.errors import UserError
-from manyclass.tasks.kinds import KINDS
 from manyclass.tasks.model import Model
 from manyclass.tasks.size import check_size, num_parameters
 from tests.tasks import problems
@@ -17,9 +16,9 @@ from tests.tasks.problems import SETTINGS, fit
 @pytest.mark.parametrize("kind", problems.KINDS)
 def test_parameters_are_counted(kind, tmp_path):
     done, _ = fit(kind, tmp_path, settings=replace(SETTINGS[kind], epochs=1))
-    plan = done.model.plan
-    assert num_parameters(plan) == sum(parameter.numel() for parameter in done.model.parameters())
-    check_size(plan, "cpu")
+    spec = done.model.spec
+    assert num_parameters(spec) == sum(parameter.numel() for parameter in done.model.parameters())
+    check_size(spec, "cpu")
 
 
 @pytest.mark.parametrize("dim", [10**8, 2**31 - 1])
@@ -35,12 +34,12 @@ def test_sizes_that_cannot_be_counted_are_refused(name):
         tasks.Settings(**{name: 10**30})
 
 
-def test_a_plan_is_counted_without_its_memory(tmp_path):
+def test_a_spec_is_counted_without_its_memory(tmp_path):
     done, _ = fit("triples", tmp_path, settings=replace(SETTINGS["triples"], epochs=1))
-    plan = done.model.plan
-    large = replace(plan, settings=replace(plan.settings, dim=2 * 10**6))
+    spec = done.model.spec
+    large = replace(spec, settings=replace(spec.settings, dim=2 * 10**6))
     assert num_parameters(large) > 10**7
     state = torch.random.get_rng_state()
-    num_parameters(plan)
+    num_parameters(spec)
     assert torch.equal(torch.random.get_rng_state(), state)
-    assert isinstance(Model(plan, KINDS[plan.kind].build(plan)), Model)
+    assert isinstance(Model(spec), Model)

@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from manyclass import tasks
 from manyclass.errors import UserError
 from manyclass.tasks import text
-from manyclass.tasks.text import Segments, Windows
+from manyclass.tasks.text import ContextWindows, Segments
 
-KIND = tasks.KINDS["text"]
+KIND = tasks.TASKS["text"]
 SCENE = 64
 
 
@@ -19,7 +19,7 @@ SCENE = 64
 def test_every_token_but_the_first_is_predicted_exactly_once_and_in_its_place(n):
     ids = torch.arange(1000, 1000 + n)
     seen = []
-    for inputs, target in Windows(ids, start=7):
+    for inputs, target in ContextWindows(ids, start=7):
         assert inputs["ids"].shape == (len(target), 2 * SCENE)
         assert inputs["skip"] == SCENE
         for row, own in zip(inputs["ids"].tolist(), target.tolist(), strict=True):
@@ -36,20 +36,20 @@ def test_every_token_but_the_first_is_predicted_exactly_once_and_in_its_place(n)
 
 
 def test_windows_come_in_batches_that_are_counted():
-    windows = Windows(torch.arange(100_000), start=0)
+    windows = ContextWindows(torch.arange(100_000), start=0)
     assert len(windows) == len(list(windows)) == math.ceil(100_000 / SCENE / 256)
 
 
 def test_a_part_of_a_text_is_from_everywhere():
     ids = torch.arange(100_000)
-    target = torch.cat([target[target >= 0] for _, target in Windows(ids, start=0, limit=1000)])
+    target = torch.cat([target[target >= 0] for _, target in ContextWindows(ids, start=0, limit=1000)])
     assert 0.8 * 1000 < len(target) <= 1000
     assert len(target.unique()) == len(target)
     assert target.min() < 2000
     assert target.max() > 90_000
-    few = list(Windows(ids, start=0, limit=10))
+    few = list(ContextWindows(ids, start=0, limit=10))
     assert [len(target) for _, target in few] == [1]
-    assert len(list(Windows(ids[:50], start=0, limit=50))) == len(list(Windows(ids[:50], start=0)))
+    assert len(list(ContextWindows(ids[:50], start=0, limit=50))) == len(list(ContextWindows(ids[:50], start=0)))
 
 
 def loop(model, ids, start):
@@ -69,10 +69,10 @@ def loop(model, ids, start):
 
 def test_a_text_is_measured_as_a_loop_over_its_tokens_does(trained):
     done, _, data = trained("text")
-    ids, unknown = text._number(done.model, data / "valid.txt")
+    ids, unknown = text._number(done.model.spec, data / "valid.txt")
     assert unknown == 0
     losses, ranks = loop(done.model, ids, text._start(done.model.names))
-    batches, about = KIND.evaluation(done.model, tasks.Source(data / "valid.txt"))
+    batches, about = KIND.evaluation_batches(done.model.spec, tasks.Source(data / "valid.txt"))
     measured = tasks.measure(done.model, batches)
     assert about == (f"valid.txt: {len(ids):,} tokens",)
     assert measured.examples == len(ids) - 1
@@ -85,21 +85,21 @@ def test_a_text_is_measured_as_a_loop_over_its_tokens_does(trained):
 def test_far_back_matters_little(trained):
     """The context of a window instead of all that came before: a perplexity of the same, to a few thousandths."""
     done, _, data = trained("text")
-    ids, _ = text._number(done.model, data / "valid.txt")
+    ids, _ = text._number(done.model.spec, data / "valid.txt")
     done.model.eval()
     with torch.no_grad():
         whole = done.model.encoder(torch.cat([torch.tensor([text._start(done.model.names)]), ids]).unsqueeze(0))
         exact = done.model.head.exact_loss(whole[0, 1:-1], ids[1:]).item()
-    batches, _ = KIND.evaluation(done.model, tasks.Source(data / "valid.txt"))
+    batches, _ = KIND.evaluation_batches(done.model.spec, tasks.Source(data / "valid.txt"))
     assert tasks.measure(done.model, batches).loss == pytest.approx(exact, rel=5e-3)
 
 
 def test_the_perplexity_of_frequencies_is_told(trained):
     done, _, data = trained("text")
-    ids, _ = text._number(done.model, data / "valid.txt")
-    frequency = done.model.plan.counts / done.model.plan.counts.sum()
+    ids, _ = text._number(done.model.spec, data / "valid.txt")
+    frequency = done.model.spec.counts / done.model.spec.counts.sum()
     unigram = math.exp(-frequency.log()[ids[1:]].mean().item())
-    assert done.about[1] == f"held-out perplexity of frequencies alone {unigram:,.1f}"
+    assert done.summary[1] == f"held-out perplexity of frequencies alone {unigram:,.1f}"
     assert done.measured.perplexity < unigram
 
 
@@ -138,7 +138,7 @@ def test_tokens_that_are_not_known_are_left_out_and_said(trained, tmp_path):
     done, _, _ = trained("text")
     path = tmp_path / "new.txt"
     path.write_text("w00 unicorn w01\nhorse\n")
-    batches, about = KIND.evaluation(done.model, tasks.Source(path))
+    batches, about = KIND.evaluation_batches(done.model.spec, tasks.Source(path))
     assert about == ("new.txt: 4 tokens, and 2 that the model does not know are left out",)
     assert tasks.measure(done.model, batches).examples == 3
 
@@ -149,9 +149,9 @@ def test_tokens_that_are_not_known_count_as_unknown_where_there_is_a_class_for_t
     held_out.write_text("a unicorn b\n" * 4)
     settings = tasks.Settings(epochs=1, dim=4, length=5).over(KIND.defaults)
     task = KIND.read(tasks.Source(train, held_out=held_out), settings, tmp_path / "ids")
-    assert "<unk>" in list(task.plan.names)
-    model = tasks.train(task, tmp_path / "model", tasks.Fit()).model
-    batches, about = KIND.evaluation(model, tasks.Source(held_out))
+    assert "<unk>" in list(task.spec.names)
+    model = tasks.train(task, tmp_path / "model", tasks.RunOptions()).model
+    batches, about = KIND.evaluation_batches(model.spec, tasks.Source(held_out))
     assert about == ("new.txt: 16 tokens, and 4 that the model does not know count as <unk>",)
     assert tasks.measure(model, batches).examples == 15
 
@@ -162,14 +162,14 @@ def test_a_text_of_one_token_is_refused(trained, tmp_path):
     for content, number in (("\n", 1), ("", 0)):
         path.write_text(content)
         with pytest.raises(UserError, match=f"at least 2 tokens that the model knows, got {number} in"):
-            KIND.evaluation(done.model, tasks.Source(path))
+            KIND.evaluation_batches(done.model.spec, tasks.Source(path))
 
 
 def test_a_line_asks_for_what_follows_it(trained, tmp_path):
     done, _, _ = trained("text")
     path = tmp_path / "asked.txt"
     path.write_text("w00 w01\n\nw05 unicorn w11 w23\n" + "w00 " * 1000 + "\n")
-    (asked,) = KIND.questions(done.model, tasks.Source(path), size=10)
+    (asked,) = KIND.predict_batches(done.model.spec, tasks.Source(path), size=10)
     start, names = text._start(done.model.names), done.model.names
     known = [names.ids(name) for name in ("w00", "w01", "w05", "w11", "w23")]
     assert asked.shown[:3] == ["w00 w01", "", "w05 unicorn w11 w23"]
@@ -177,5 +177,5 @@ def test_a_line_asks_for_what_follows_it(trained, tmp_path):
     assert rows[:3] == [[start, *known[:2]], [start], [start, *known[2:]]]
     # As much of a long line as the model makes use of.
     assert rows[3] == [known[0]] * 256
-    sizes = [len(questions.shown) for questions in KIND.questions(done.model, tasks.Source(path), size=3)]
+    sizes = [len(questions.shown) for questions in KIND.predict_batches(done.model.spec, tasks.Source(path), size=3)]
     assert sizes == [3, 1]

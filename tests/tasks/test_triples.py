@@ -8,7 +8,7 @@ from manyclass.errors import UserError
 from manyclass.tasks.triples import TripleBatches
 from tests.tasks.problems import SETTINGS, write_triples
 
-KIND = tasks.KINDS["triples"]
+KIND = tasks.TASKS["triples"]
 
 
 def lines(path):
@@ -19,7 +19,7 @@ def slow(model, asked, known):
     """Filtered ranks of tails and of heads, by complex arithmetic."""
     entities = torch.complex(*model.encoder.entities.weight.detach().double().chunk(2, 1))
     relations = torch.complex(*model.encoder.relations.weight.detach().double().chunk(2, 1))
-    names, kinds = model.names, list(model.plan.config["relations"])
+    names, kinds = model.names, list(model.spec.config["relations"])
     ranks = []
     for backwards in (False, True):
         for head, relation, tail in asked:
@@ -39,7 +39,7 @@ def test_ranks_of_a_folder_are_filtered_by_all_of_it_both_ways(trained):
     done, _, data = trained("triples")
     parts = {part: lines(data / f"{part}.txt") for part in ("train", "valid", "test")}
     ranks = slow(done.model, parts["test"], [triple for part in parts.values() for triple in part])
-    batches, about = KIND.evaluation(done.model, tasks.Source(data))
+    batches, about = KIND.evaluation_batches(done.model.spec, tasks.Source(data))
     measured = tasks.measure(done.model, batches)
     assert about == ("graph: 10 test triples, each both ways, ranks filtered",)
     assert measured.examples == len(ranks) == 20
@@ -53,7 +53,7 @@ def test_a_file_is_filtered_by_itself_and_by_what_the_model_was_made_from(traine
     parts = {part: lines(data / f"{part}.txt") for part in ("train", "valid", "test")}
     model = tasks.open_model(out)
     ranks = slow(model, parts["test"], [triple for part in parts.values() for triple in part])
-    batches, about = KIND.evaluation(model, tasks.Source(data / "test.txt"))
+    batches, about = KIND.evaluation_batches(model.spec, tasks.Source(data / "test.txt"))
     assert about == ("test.txt: 10 triples, each both ways, ranks filtered",)
     assert tasks.measure(done.model, batches).metrics["MRR"] == pytest.approx(sum(1 / rank for rank in ranks) / 20)
 
@@ -89,7 +89,7 @@ def test_what_is_held_out_is_filtered_too(trained):
 def test_training_goes_both_ways_and_counts_both_ends(tmp_path):
     data = write_triples(tmp_path)
     task = KIND.read(tasks.Source(data), SETTINGS["triples"].over(KIND.defaults), tmp_path / "none")
-    names, kinds = task.plan.names, task.plan.config["relations"]
+    names, kinds = task.spec.names, task.spec.config["relations"]
     seen = set()
     for pairs, tails in ((pairs, tails) for pairs, tails, _ in task.train):
         for (given, relation), wanted in zip(pairs.tolist(), tails.tolist(), strict=True):
@@ -101,7 +101,7 @@ def test_training_goes_both_ways_and_counts_both_ends(tmp_path):
     for head, _, tail in lines(data / "train.txt"):
         counts[head] += 1
         counts[tail] += 1
-    assert dict(zip(names, task.plan.counts.tolist(), strict=True)) == counts
+    assert dict(zip(names, task.spec.counts.tolist(), strict=True)) == counts
 
 
 def test_of_a_file_alone_one_triple_in_twenty_is_held_out(tmp_path):
@@ -110,7 +110,7 @@ def test_of_a_file_alone_one_triple_in_twenty_is_held_out(tmp_path):
     assert sum(len(tails) for _, tails, _ in task.held_out(None)) == 2 * 5
     assert sum(len(tails) for _, tails, _ in task.train) == 2 * 95
     again = KIND.read(tasks.Source(data), SETTINGS["triples"].over(KIND.defaults), tmp_path / "none")
-    assert torch.equal(task.plan.counts, again.plan.counts)
+    assert torch.equal(task.spec.counts, again.spec.counts)
 
 
 def test_orders_follow_from_seed_and_epoch():
@@ -131,21 +131,21 @@ def test_entities_and_relations_that_are_not_known_are_left_out_and_said(trained
     done, _, _ = trained("triples")
     path = tmp_path / "new.txt"
     path.write_text("w00\tplus 1\tw01\nw00\tplus 1\tunicorn\nw00\trides\tw01\n")
-    batches, about = KIND.evaluation(done.model, tasks.Source(path))
+    batches, about = KIND.evaluation_batches(done.model.spec, tasks.Source(path))
     told = "; 2 of entities or relations that the model does not know are left out"
     assert about[0].endswith(told)
     assert tasks.measure(done.model, batches).examples == 2
     path.write_text("horse\tplus 1\tunicorn\n")
     with pytest.raises(UserError, match="`data` must hold triples that the model knows, got 1 of others in"):
-        KIND.evaluation(done.model, tasks.Source(path))
+        KIND.evaluation_batches(done.model.spec, tasks.Source(path))
 
 
 def test_a_question_asks_for_a_tail_or_a_head(trained, tmp_path):
     done, _, _ = trained("triples")
     path = tmp_path / "asked.txt"
     path.write_text("w03\tplus 2\nw03\tplus 2\t?\n?\tplus 2\tw03\n")
-    (asked,) = KIND.questions(done.model, tasks.Source(path), size=9)
-    entity, kinds = done.model.names.ids("w03"), list(done.model.plan.config["relations"])
+    (asked,) = KIND.predict_batches(done.model.spec, tasks.Source(path), size=9)
+    entity, kinds = done.model.names.ids("w03"), list(done.model.spec.config["relations"])
     relation = kinds.index("plus 2")
     assert asked.inputs.tolist() == [[entity, relation], [entity, relation], [entity, relation + len(kinds)]]
     assert asked.shown == path.read_text().splitlines()
@@ -166,4 +166,4 @@ def test_a_line_that_asks_for_nothing_is_named(trained, tmp_path, line, message)
     path = tmp_path / "asked.txt"
     path.write_text(f"w03\tplus 2\n{line}\n")
     with pytest.raises(UserError, match=f"`data` must hold {message}.* in line 2 of"):
-        list(KIND.questions(done.model, tasks.Source(path), size=9))
+        list(KIND.predict_batches(done.model.spec, tasks.Source(path), size=9))

@@ -68,7 +68,7 @@ class Setting:
             "training": self.training,
         }
 
-    def state(self):
+    def state(self, training=None):
         return {name: part.state_dict() for name, part in self.parts().items()}
 
     def model(self):

@@ -10,10 +10,10 @@ import torch
 
 from manyclass import storage
 from manyclass.errors import NotSavedWarning, UserError
-from manyclass.training import Checkpoints, History, Progress, Record, Training, _interrupt, load_checkpoint
+from manyclass.training import Checkpoints, History, Progress, Record, Training, _stopping, load_checkpoint
 from tests.storage.trees import same
 from tests.training.killed import Setting, timeless
-from tests.training.problem import Told, batches, model
+from tests.training.problems import Told, batches, model
 
 WHICH = ("newest", "previous", "best")
 NAMES = ["best.safetensors", "newest.safetensors", "previous.safetensors"]
@@ -30,7 +30,7 @@ def ended(step=9, stopped="steps"):
 def counted(folder, **options):
     """Checkpoints of a training that is only a number."""
     now = {"number": 0}
-    return now, Checkpoints(folder, lambda: now, model=lambda: now, **options)
+    return now, Checkpoints(folder, lambda training: now, model=lambda: now, **options)
 
 
 def names(folder):
@@ -52,7 +52,7 @@ def test_a_checkpoint_is_saved_when_it_is_due(tmp_path, monkeypatch):
     for number in range(1, 8):
         now["number"] = number
         clock[0] += 25
-        checkpoints.on_step(Progress(step=number))
+        checkpoints.on_step(None)
         seen.append(
             {path.stem: load_checkpoint(tmp_path, path.stem)[0]["number"] for path in sorted(tmp_path.iterdir())}
         )
@@ -64,12 +64,12 @@ def test_a_checkpoint_is_saved_when_it_is_due(tmp_path, monkeypatch):
 def test_the_end_is_saved_unless_it_failed(tmp_path, stopped, saves):
     now, checkpoints = counted(tmp_path)
     now["number"] = 5
-    checkpoints.on_end(ended(stopped=stopped))
+    checkpoints.on_end(None, ended(stopped=stopped))
     assert names(tmp_path) == (["newest.safetensors"] if saves else [])
 
 
 def test_half_a_step_is_not_saved(tmp_path, monkeypatch):
-    monkeypatch.setattr(_interrupt, "MOMENT", -1)
+    monkeypatch.setattr(_stopping, "DOUBLE_PRESS_SECONDS", -1)
 
     class Presses(torch.nn.Module):
         pressed = 0
@@ -85,7 +85,7 @@ def test_half_a_step_is_not_saved(tmp_path, monkeypatch):
     head = model()[1]
     optimizer = torch.optim.SGD(head.parameters(), lr=0.1)
     told = Told()
-    checkpoints = Checkpoints(tmp_path, lambda: training.state_dict(), model=head.state_dict, every=0)
+    checkpoints = Checkpoints(tmp_path, Training.state_dict, model=head.state_dict, every=0)
     callbacks = [told, checkpoints]
     training = Training(head, batches(), optimizer, encoder=Presses(), epochs=2, callbacks=callbacks)
     with pytest.raises(KeyboardInterrupt):
@@ -99,8 +99,8 @@ def test_ctrl_c_saves_the_step_it_came_in(tmp_path, times):
     """However impatiently it is pressed."""
 
     class Presses(Told):
-        def on_step(self, progress):
-            if progress.step == 7:
+        def on_step(self, training):
+            if training.progress.step == 7:
                 for _ in range(times):
                     signal.raise_signal(signal.SIGINT)
 
@@ -128,15 +128,15 @@ def test_the_best_model_is_the_one_that_is_kept(tmp_path):
     now, checkpoints = counted(tmp_path)
     for number, loss in enumerate([3.0, None, 2.0, 2.5, 2.0, 1.0, 1.5]):
         now["number"] = number
-        checkpoints.on_record(recorded(number, loss))
+        checkpoints.on_record(None, recorded(number, loss))
     assert load_checkpoint(tmp_path, "best")[0] == {"number": 5}
-    checkpoints.on_end(ended())
+    checkpoints.on_end(None, ended())
     now, resumed = counted(tmp_path)
     assert resumed.resume() == {"number": 6}
     now["number"] = 7
-    resumed.on_record(recorded(7, 1.2))
+    resumed.on_record(None, recorded(7, 1.2))
     assert load_checkpoint(tmp_path, "best")[0] == {"number": 5}
-    resumed.on_record(recorded(7, 0.9))
+    resumed.on_record(None, recorded(7, 0.9))
     assert load_checkpoint(tmp_path, "best")[0] == {"number": 7}
 
 
@@ -144,12 +144,12 @@ def test_a_new_training_forgets_the_best_of_another(tmp_path):
     storage.save(tmp_path / "best.safetensors", {"number": 99}, content_type="model")
     now, checkpoints = counted(tmp_path)
     now["number"] = 1
-    checkpoints.on_record(recorded(1, 1e6))
+    checkpoints.on_record(None, recorded(1, 1e6))
     assert load_checkpoint(tmp_path, "best")[0] == {"number": 1}
 
 
 def test_the_folder_is_made(tmp_path):
-    counted(tmp_path / "a" / "b")[1].on_end(ended())
+    counted(tmp_path / "a" / "b")[1].on_end(None, ended())
     assert load_checkpoint(tmp_path / "a" / "b") == ({"number": 0}, tmp_path / "a" / "b" / "newest.safetensors")
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match=r"cannot make the folder .*file: "):
@@ -180,45 +180,45 @@ def test_a_full_disk_does_not_end_a_training(tmp_path, disk):
     now, checkpoints = counted(tmp_path, every=0)
     for number in (1, 2):
         now["number"] = number
-        checkpoints.on_step(Progress(step=number))
-    checkpoints.on_record(recorded(2, 3.0))
+        checkpoints.on_step(None)
+    checkpoints.on_record(None, recorded(2, 3.0))
     disk["full"] = True
     now["number"] = 3
     expected = r"disk full while saving .*newest.safetensors: nothing was overwritten; .*\. Training goes on"
     with pytest.warns(NotSavedWarning, match=expected):
-        checkpoints.on_step(Progress(step=3))
+        checkpoints.on_step(None)
     # Once is enough: here another warning would be an error.
-    checkpoints.on_step(Progress(step=3))
+    checkpoints.on_step(None)
     assert names(tmp_path) == NAMES
     assert numbers(tmp_path) == {"newest": 2, "previous": 1, "best": 2}
     disk["full"] = False
-    checkpoints.on_step(Progress(step=4))
+    checkpoints.on_step(None)
     assert numbers(tmp_path) == {"newest": 3, "previous": 2, "best": 2}
     disk["full"] = True
     with pytest.warns(NotSavedWarning, match="Training goes on and will try again"):
-        checkpoints.on_step(Progress(step=5))
+        checkpoints.on_step(None)
 
 
 def test_a_full_disk_is_an_error_at_the_end(tmp_path, disk):
     now, checkpoints = counted(tmp_path)
-    checkpoints.on_end(ended())
+    checkpoints.on_end(None, ended())
     now["number"] = 1
     disk["full"] = True
     with pytest.raises(UserError, match="disk full while saving"):
-        checkpoints.on_end(ended())
+        checkpoints.on_end(None, ended())
     assert load_checkpoint(tmp_path)[0] == {"number": 0}
 
 
 def test_a_best_model_that_could_not_be_saved_does_not_count_as_the_best(tmp_path, disk):
     now, checkpoints = counted(tmp_path)
-    checkpoints.on_record(recorded(1, 3.0))
+    checkpoints.on_record(None, recorded(1, 3.0))
     disk["full"] = True
     now["number"] = 2
     with pytest.warns(NotSavedWarning, match=r"best.safetensors"):
-        checkpoints.on_record(recorded(2, 1.0))
+        checkpoints.on_record(None, recorded(2, 1.0))
     disk["full"] = False
     now["number"] = 3
-    checkpoints.on_record(recorded(3, 2.0))
+    checkpoints.on_record(None, recorded(3, 2.0))
     assert load_checkpoint(tmp_path, "best")[0] == {"number": 3}
 
 
@@ -226,13 +226,13 @@ def test_a_best_model_that_could_not_be_saved_does_not_count_as_the_best(tmp_pat
 def test_a_best_model_that_could_not_be_saved_is_saved_at_the_end_if_it_is_still_there(tmp_path, disk, step, best):
     now, checkpoints = counted(tmp_path)
     now["number"] = 1
-    checkpoints.on_record(recorded(1, 3.0))
+    checkpoints.on_record(None, recorded(1, 3.0))
     disk["full"] = True
     now["number"] = 2
     with pytest.warns(NotSavedWarning, match=r"best.safetensors"):
-        checkpoints.on_record(recorded(2, 1.0))
+        checkpoints.on_record(None, recorded(2, 1.0))
     disk["full"] = False
-    checkpoints.on_end(ended(step=step))
+    checkpoints.on_end(None, ended(step=step))
     assert load_checkpoint(tmp_path, "best")[0] == {"number": best}
 
 
@@ -241,8 +241,8 @@ def test_a_training_on_a_full_disk_is_the_same_training(tmp_path, disk):
     whole.training.run()
 
     class Fills(Told):
-        def on_step(self, progress):
-            disk["full"] = 10 <= progress.step < 60
+        def on_step(self, training):
+            disk["full"] = 10 <= training.progress.step < 60
 
     filled = Setting(tmp_path / "filled", every=0, callbacks=[Fills()])
     with warnings.catch_warnings(record=True) as caught:
@@ -253,9 +253,9 @@ def test_a_training_on_a_full_disk_is_the_same_training(tmp_path, disk):
 
 
 def test_what_cannot_be_saved_at_all_is_an_error_at_once(tmp_path):
-    checkpoints = Checkpoints(tmp_path, lambda: {"generator": torch.Generator()}, model=dict, every=0)
+    checkpoints = Checkpoints(tmp_path, lambda training: {"generator": torch.Generator()}, model=dict, every=0)
     with pytest.raises(TypeError, match=r"`content\['state'\]\['generator'\]` must be .*, got a Generator"):
-        checkpoints.on_step(Progress(step=1))
+        checkpoints.on_step(None)
 
 
 # What there is to load.
@@ -265,8 +265,8 @@ def three(folder):
     now, checkpoints = counted(folder, every=0)
     for number in (1, 2):
         now["number"] = number
-        checkpoints.on_record(recorded(number, 1.0 / number))
-        checkpoints.on_step(Progress(step=number))
+        checkpoints.on_record(None, recorded(number, 1.0 / number))
+        checkpoints.on_step(None)
     return folder
 
 
@@ -279,10 +279,10 @@ def damage(folder, *which):
 @pytest.mark.parametrize(
     ("damaged", "offered"),
     [
-        (["newest"], r"/previous.safetensors can be read: `which` may be 'previous'$"),
+        (["newest"], r"/previous.safetensors can be read: `checkpoint` may be 'previous'$"),
         (
             ["newest", "previous"],
-            r"/best.safetensors can be read, though it is the model alone: `which` may be 'best'$",
+            r"/best.safetensors can be read, though it is the model alone: `checkpoint` may be 'best'$",
         ),
         (["newest", "previous", "best"], r"; nothing else in .* can be read$"),
     ],
@@ -300,7 +300,7 @@ def test_the_others_can_be_asked_for(tmp_path):
     assert numbers(tmp_path) == {"newest": 2, "previous": 1, "best": 2}
     damage(tmp_path, "newest")
     assert counted(tmp_path)[1].resume("previous") == {"number": 1}
-    with pytest.raises(ValueError, match="`which` must be one of 'newest', 'previous', 'best', got 'last'"):
+    with pytest.raises(ValueError, match="`checkpoint` must be one of 'newest', 'previous', 'best', got 'last'"):
         load_checkpoint(tmp_path, "last")
 
 
@@ -310,10 +310,10 @@ def test_after_a_damaged_checkpoint_the_previous_one_stays_until_there_is_a_new_
     now.update(checkpoints.resume("previous"))
     disk["full"] = True
     with pytest.warns(NotSavedWarning, match="disk full"):
-        checkpoints.on_step(Progress(step=2))
+        checkpoints.on_step(None)
     assert load_checkpoint(tmp_path, "previous")[0] == {"number": 1}
     disk["full"] = False
-    checkpoints.on_step(Progress(step=2))
+    checkpoints.on_step(None)
     assert load_checkpoint(tmp_path)[0] == {"number": 1}
 
 

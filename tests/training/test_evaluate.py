@@ -7,7 +7,7 @@ from torch import nn
 
 from manyclass import ClassHead, HierarchicalHead
 from manyclass.training import HeldOut, evaluate
-from tests.training.problem import B, C, D, batches, model
+from tests.training.problems import B, C, D, batches, model
 
 
 def test_it_is_the_cross_entropy_over_all_classes():

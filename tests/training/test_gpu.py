@@ -5,7 +5,7 @@ import torch
 
 from manyclass.training import Callback, HeldOut, Probe, Training
 from tests.test_gpu import no_waiting
-from tests.training.problem import Told, batches, model, parameters
+from tests.training.problems import Told, batches, model, parameters
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -27,10 +27,10 @@ class Watch(Callback):
     def __init__(self, last):
         self.last, self.watched = last, no_waiting()
 
-    def on_step(self, progress):
-        if progress.step == 1:
+    def on_step(self, training):
+        if training.progress.step == 1:
             self.watched.__enter__()
-        if progress.step == self.last:
+        if training.progress.step == self.last:
             self.watched.__exit__(None, None, None)
 
 

@@ -5,7 +5,7 @@ import signal
 import torch
 
 from manyclass.training import HeldOut, Training
-from tests.training.problem import Told, assert_same, batches, model, trained
+from tests.training.problems import Told, assert_same, batches, model, trained
 
 
 def test_an_interrupt_ends_it_cleanly():

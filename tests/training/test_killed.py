@@ -8,7 +8,7 @@ import torch
 from manyclass.training import load_checkpoint
 from tests.storage.trees import same
 from tests.training.killed import Setting, killed_and_resumed, outcome, timeless
-from tests.training.problem import Told
+from tests.training.problems import Told
 
 
 @functools.cache
@@ -42,8 +42,8 @@ def test_what_is_saved_within_a_run_can_be_resumed(tmp_path):
         (tmp_path / path).unlink()
 
     class Dies(Told):
-        def on_step(self, progress):
-            assert progress.step < 41
+        def on_step(self, training):
+            assert training.progress.step < 41
 
     dying = Setting(tmp_path, callbacks=[Dies()])
     with pytest.raises(AssertionError):

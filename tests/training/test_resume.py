@@ -7,7 +7,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from manyclass.training import HeldOut, Probe, Training
-from tests.training.problem import Told, assert_same, batches, model, parameters
+from tests.training.problems import Told, assert_same, batches, model, parameters
 
 
 class Shuffled:
@@ -103,8 +103,8 @@ def test_it_may_go_on_by_itself():
 
 def test_what_is_saved_within_a_run_can_be_resumed():
     class Saves(Told):
-        def on_step(self, progress):
-            if progress.step == 6:
+        def on_step(self, training):
+            if training.progress.step == 6:
                 self.saved = setting.save()
 
     saves = Saves()

@@ -6,8 +6,8 @@ import sys
 import pytest
 
 from manyclass.training import HeldOut, Probe, TensorBoardLog
-from tests.training.problem import batches, trained
-from tests.training.test_watching import history, record
+from tests.training.problems import batches, trained
+from tests.training.test_logs import history, record
 
 pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("tensorboard") is None, reason="tensorboard is not installed"),
@@ -44,14 +44,14 @@ def test_steps_that_are_taken_again_give_way(tmp_path):
     for steps, loss in (((1, 2, 3), 2.0), ((2, 3, 4), 1.0)):
         log = TensorBoardLog(tmp_path)
         for step in steps:
-            log.on_record(record(step, held_out_loss=loss))
-        log.on_end(history(stopped="steps"))
+            log.on_record(None, record(step, held_out_loss=loss))
+        log.on_end(None, history(stopped="steps"))
     assert scalars(tmp_path)["loss/held_out"] == [(1, 2.0), (2, 1.0), (3, 1.0), (4, 1.0)]
 
 
 def test_the_folder_is_made_late(tmp_path):
     log = TensorBoardLog(tmp_path / "board")
-    log.on_end(history(stopped="failed"))
+    log.on_end(None, history(stopped="failed"))
     assert not (tmp_path / "board").exists()
 
 

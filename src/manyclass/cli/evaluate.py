@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from manyclass.cli.options import check_device, path_argument, source_options, which_option
+from manyclass.cli.options import check_device, checkpoint_option, path_argument, source_options
 from manyclass.cli.tables import print_measured
 from manyclass.errors import UserError
 
@@ -13,7 +13,7 @@ from manyclass.errors import UserError
 @click.argument("model", type=path_argument())
 @click.argument("data", type=path_argument())
 @source_options(training=False)
-@which_option()
+@checkpoint_option()
 @click.option(
     "--json", "json_file", type=click.Path(path_type=Path), metavar="FILE", help="Write the numbers here too."
 )
@@ -24,7 +24,7 @@ def evaluate(
     format: str | None,
     label: str | None,
     labels: Path | None,
-    which: str | None,
+    checkpoint: str | None,
     json_file: Path | None,
     device: str,
 ) -> None:
@@ -40,12 +40,12 @@ def evaluate(
     check_device(device)
     if json_file is not None and not json_file.absolute().parent.is_dir():
         raise UserError(f"`--json` must be a file in a folder that is there, got {json_file}")
-    opened = tasks.open_model(model, which=which, device=device)
+    opened = tasks.open_model(model, checkpoint=checkpoint, device=device)
     source = tasks.Source(data, format=format, label=label, labels=labels)
-    tasks.check_source(opened.plan.kind, source)
-    batches, about = tasks.KINDS[opened.plan.kind].evaluation(opened, source)
+    tasks.check_source(opened.spec.task, source)
+    batches, summary = opened.spec.task.evaluation_batches(opened.spec, source)
     measured = tasks.measure(opened, batches)
-    for line in about:
+    for line in summary:
         print(line)
     # How many, is known when the file has been read.
     if isinstance(batches, tasks.LabelledChunks) and batches.unknown:

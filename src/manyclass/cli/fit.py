@@ -1,51 +1,102 @@
-"""manyclass fit"""
+"""The command `manyclass fit`."""
 
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import click
 
-from manyclass.by_name import OBJECTIVES, OPTIMIZERS, SAMPLERS
 from manyclass.cli.options import SectionedCommand, as_user_error, check_device, path_argument, source_options
 from manyclass.cli.progress import reading
 from manyclass.cli.tables import print_measured
 from manyclass.errors import DiskFullError, UserError
+from manyclass.registry import OBJECTIVES, OPTIMIZERS, SAMPLERS
+
+if TYPE_CHECKING:
+    from manyclass.tasks import TrainingData
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_SETTINGS = (
-    click.option("--epochs", type=int, help="Passes over the data; rates of text and sequences fall to 0 over them."),
-    click.option("--seconds", type=float, help="Train so long, instead of epochs."),
-    click.option("--patience", type=int, help="Stop after so many evaluations without a better one."),
-    click.option("--batch-size", type=int, help="Examples of a step; of text and sequences, pieces."),
-    click.option("--optimizer", type=click.Choice([*OPTIMIZERS]), help="Of the rows of classes and inputs."),
-    click.option("--rate", type=float, help="Its learning rate."),
-    click.option("--network-rate", type=float, help="That of all other parameters, which Adam trains."),
-    click.option("--decay/--no-decay", default=None, help="Whether rates fall to 0 over the epochs."),
-    click.option("--clip", type=float, help="The greatest length of a gradient."),
-    click.option(
-        "--sampler", type=click.Choice([*SAMPLERS]), metavar="NAME", help=f"Which classes: {', '.join(SAMPLERS)}."
+
+def _parse_k(text: str) -> int | str:
+    if text != "auto" and not text.isdecimal():
+        raise UserError(f"`--k` must be a whole number or auto, got {text!r}")
+    return text if text == "auto" else int(text)
+
+
+def _parse_widths(text: str) -> tuple[int, ...]:
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    for part in parts:
+        if not part.isdecimal() or int(part) < 1:
+            raise UserError(f"`--hidden` must be whole numbers, 1 or more, with commas between, got {text!r}")
+    return tuple(map(int, parts))
+
+
+_PARSERS: dict[str, Callable[[str], object]] = {"k": _parse_k, "hidden_layers": _parse_widths}
+
+
+def _given(context: click.Context) -> dict[str, Any]:
+    """Return the settings given on the command line, by the names of `Settings`."""
+    found: dict[str, Any] = context.meta.setdefault("manyclass.settings", {})
+    return found
+
+
+def _keep(context: click.Context, option: click.Parameter, value: Any) -> None:
+    if value is not None and option.name is not None:
+        _given(context)[option.name] = _PARSERS[option.name](value) if option.name in _PARSERS else value
+
+
+def _setting(name: str, *, help: str, type: Any = None, metavar: str | None = None) -> Callable[[F], F]:
+    """Make an option whose value goes into `_given`."""
+    flag = "/" in name
+    names = (name, "hidden_layers") if name == "--hidden" else (name,)
+    return click.option(
+        *names,
+        type=None if flag else type,
+        metavar=metavar,
+        default=None,
+        help=help,
+        expose_value=False,
+        callback=_keep,
+    )
+
+
+_SETTINGS: tuple[Callable[[Any], Any], ...] = (
+    _setting("--epochs", type=int, help="Passes over the data."),
+    _setting("--seconds", type=float, help="Seconds to train, instead of epochs."),
+    _setting("--patience", type=int, help="Stop after this many evaluations in a row without a new best."),
+    _setting("--batch-size", type=int, help="Examples per step; for text and sequences, pieces."),
+    _setting("--optimizer", type=click.Choice([*OPTIMIZERS]), help="Optimiser of the class and input vectors."),
+    _setting("--learning-rate", type=float, help="Learning rate of the class and input vectors."),
+    _setting("--encoder-learning-rate", type=float, help="Learning rate of all other parameters, trained by Adam."),
+    _setting("--decay/--no-decay", help="Decay the learning rates linearly to 0 over the epochs."),
+    _setting("--clip", type=float, help="Clip the gradient norm at this value."),
+    _setting(
+        "--sampler",
+        type=click.Choice([*SAMPLERS]),
+        metavar="NAME",
+        help=f"How to choose the classes a step scores: {', '.join(SAMPLERS)}.",
     ),
-    click.option(
+    _setting(
         "--objective",
         type=click.Choice([*OBJECTIVES]),
         metavar="NAME",
-        help=f"What is maximised: {', '.join(OBJECTIVES)}.",
+        help=f"Objective to maximise: {', '.join(OBJECTIVES)}.",
     ),
-    click.option("--k", help="Classes drawn a step, or auto: as many as --error takes."),
-    click.option("--error", "rmse_log_z", type=float, help="Of log Z̃, with --k auto; default 0.1."),
-    click.option("--dim", type=int, help="Of class vectors, but for features."),
-    click.option("--hidden", help="Features: widths of a network's layers, as 512,128. Default: none, a linear model."),
-    click.option("--rank", type=int, help="Features: project them to so many dimensions."),
-    click.option("--layers", type=int, help="Text, sequences: of the LSTM."),
-    click.option("--dropout", type=float, help="Text, sequences: of the LSTM."),
-    click.option("--length", type=int, help="Text, sequences: of the pieces that are trained on."),
-    click.option("--tied/--untied", default=None, help="Text, sequences: whether inputs and classes share vectors."),
-    click.option("--regulariser", type=float, help="Triples: weight of the third power of entries."),
-    click.option("--seed", type=int, help="Of everything random; default 0."),
+    _setting("--k", help="Classes drawn per step, or auto: as many as --rmse-log-z takes."),
+    _setting("--rmse-log-z", type=float, help="With --k auto, the error of log Z̃ to keep to; default: 0.1."),
+    _setting("--dim", type=int, help="Dimension of the class vectors; not for features."),
+    _setting("--hidden", help="Features: widths of the hidden layers, as in 512,128; default: none, a linear model."),
+    _setting("--rank", type=int, help="Features: project them linearly to this many dimensions."),
+    _setting("--layers", type=int, help="Text, sequences: layers of the LSTM."),
+    _setting("--dropout", type=float, help="Text, sequences: dropout of the LSTM."),
+    _setting("--length", type=int, help="Text, sequences: length of the pieces to train on."),
+    _setting("--tied/--untied", help="Text, sequences: share the vectors of inputs and classes."),
+    _setting("--regulariser", type=float, help="Triples: weight of the N3 regulariser."),
+    _setting("--seed", type=int, help="Seed of everything random; default: 0."),
 )
 
 
@@ -57,30 +108,32 @@ def _settings(function: F) -> F:
 
 class _Fit(SectionedCommand):
     sections: ClassVar[dict[str, str]] = {
-        "out": "Where to",
-        "text": "What DATA is",
+        "out": "Output",
+        "text": "Data",
         "epochs": "Training",
-        "sampler": "What a step scores",
+        "sampler": "Sampling",
         "dim": "Model",
-        "seed": "Running it",
+        "seed": "Run",
     }
 
 
 @click.command(cls=_Fit)
 @click.argument("data", type=path_argument(), required=False)
-@click.option("--out", type=click.Path(path_type=Path), required=True, metavar="MODEL", help="Folder for all of it.")
+@click.option(
+    "--out", type=click.Path(path_type=Path), required=True, metavar="MODEL", help="Folder for the model and its logs."
+)
 @source_options(training=True)
 @_settings
 @click.option("--evaluate-every", type=click.IntRange(min=1), help="Steps between evaluations; default: an epoch.")
 @click.option(
     "--evaluated",
     type=click.IntRange(min=1),
-    help="Held-out examples of an evaluation while it trains, default: 20000; the last is of all.",
+    help="Held-out examples per evaluation, default: 20000; the last evaluation uses all.",
 )
 @click.option(
     "--probe-every",
     type=click.IntRange(min=0),
-    help="Steps between probes of the error of log Z̃, default: 200; 0: none.",
+    help="Steps between probes of the error of log Z̃, default: 200; 0: no probes.",
 )
 @click.option(
     "--checkpoint-every",
@@ -89,12 +142,14 @@ class _Fit(SectionedCommand):
     show_default=True,
     help="Seconds between checkpoints.",
 )
-@click.option("--device", help="cpu or cuda; default: cpu, and with --resume where it was.")
-@click.option("--log", type=click.Choice(["tensorboard"]), help="Beside log.csv, which is always written.")
-@click.option("--report/--no-report", default=True, help="Whether to draw the page.")
-@click.option("--resume", "resumed", is_flag=True, help="Go on with the training in MODEL.")
-@click.option("--from-previous", is_flag=True, help="With --resume: from the checkpoint before the newest.")
+@click.option("--device", help="Device: cpu or cuda; default: cpu, or with --resume the same as before.")
+@click.option("--log", type=click.Choice(["tensorboard"]), help="Write a log beside log.csv.")
+@click.option("--report/--no-report", default=True, help="Write report.html.")
+@click.option("--resume", "resumed", is_flag=True, help="Resume the training in MODEL.")
+@click.option("--from-previous", is_flag=True, help="With --resume: start from the checkpoint before the newest.")
+@click.pass_context
 def fit(
+    context: click.Context,
     data: Path | None,
     out: Path,
     text: bool,
@@ -115,19 +170,15 @@ def fit(
     report: bool,
     resumed: bool,
     from_previous: bool,
-    k: str | None,
-    hidden: str | None,
-    seed: int | None,
-    **others: Any,
 ) -> None:
-    """Train a model of DATA, and keep it in a folder.
+    """Train a model on DATA and save it in a folder.
 
     DATA is a file of rows (svmlight, .csv, .tsv, .parquet, .npz, .npy); with --text, text whose next token is
-    predicted; with --sequences, lines of user and item in the order of time; with --triples, lines of head, relation
-    and tail with TABs between. Text files may be .gz, .xz or .bz2.
+    predicted; with --sequences, lines of user and item in time order; with --triples, lines of head, relation
+    and tail separated by TABs. Text files may be .gz, .xz or .bz2.
 
-    Ctrl-C saves; --resume goes on where it was, also after a crash: the result is the one of a run that was never
-    stopped. The folder gets the best and the newest model, log.csv and report.html.
+    Ctrl-C saves; --resume continues, also after a crash: the result is the same as that of an uninterrupted run. The
+    folder gets the best and the newest model, log.csv and report.html.
     """
     from manyclass import tasks
     from manyclass.report import check_libraries, write_report
@@ -145,63 +196,66 @@ def fit(
     kinds = [name for name, chosen in (("text", text), ("sequences", sequences), ("triples", triples)) if chosen]
     if len(kinds) > 1:
         raise UserError(f"`--{kinds[0]}` and `--{kinds[1]}` must not both be given")
-    kind = kinds[0] if kinds else "features"
-    if others["rmse_log_z"] is not None and k != "auto":
-        raise UserError(f"`--error` must come with `--k auto`, got {others['rmse_log_z']:g} with k = {k}")
+    given = _given(context)
     with as_user_error():
-        settings = tasks.Settings(**others, k=_k(k), hidden_layers=_widths(hidden), seed=0 if seed is None else seed)
+        settings = tasks.Settings(**given)
         if report:
             check_libraries()
         callbacks: list[Callback] = [ProgressLine()]
         if log == "tensorboard":
             callbacks.append(TensorBoardLog(out / "tensorboard"))
-    source = None
-    if data is not None:
-        source = tasks.Source(data, held_out, format, label, labels, split, min_count)
-
-    def told(task: Any) -> None:
-        for line in task.about:
-            print(line, file=sys.stderr)
-        print(file=sys.stderr, flush=True)
-
-    given_looks = {"evaluate_every": evaluate_every, "evaluated": evaluated, "probe_every": probe_every}
-    looks = {name: value for name, value in given_looks.items() if value is not None}
-    again = f"manyclass fit --out {shlex.quote(str(out))} --resume"
-    try:
-        how = tasks.Fit(
-            **looks,
-            # Who says how long it may take wants to see something of it, however long an epoch is.
-            evaluate_seconds=settings.seconds / 10 if settings.seconds and not evaluate_every else None,
-            checkpoint_every=checkpoint_every,
-            device=device,
-            watch=reading(),
-            callbacks=callbacks,
-        )
-        if resumed:
-            given = settings.to_json() | ({"seed": None} if seed is None else {})
-            done = tasks.resume(
+    source = None if data is None else tasks.Source(data, held_out, format, label, labels, split, min_count)
+    schedule = {"evaluate_every": evaluate_every, "evaluated": evaluated, "probe_every": probe_every}
+    schedule = {name: value for name, value in schedule.items() if value is not None}
+    options = tasks.RunOptions(
+        **schedule,  # type: ignore[arg-type]
+        # A run limited by time shows some progress, even if it does not complete an epoch.
+        evaluate_seconds=settings.seconds / 10 if settings.seconds and not evaluate_every else None,
+        checkpoint_every=checkpoint_every,
+        device=device,
+        watch=reading(),
+        callbacks=callbacks,
+    )
+    with _explained(out) as again:
+        if source is None or resumed:
+            fitted = tasks.resume(
                 out,
-                kind=kind if kinds else None,
+                kind=kinds[0] if kinds else None,
                 source=source,
-                given={name: value for name, value in given.items() if value is not None} | looks,
-                which="previous" if from_previous else "newest",
-                how=how,
-                told=told,
+                given=given | schedule,
+                checkpoint="previous" if from_previous else "newest",
+                options=options,
+                on_read=_print_summary,
             )
         else:
-            assert source is not None
-            tasks.check_source(kind, source)
-            done = tasks.fit(kind, source, settings, out, how=how, told=told)
-        if done.measured is None:
-            step = done.history.progress.step
+            kind = kinds[0] if kinds else "features"
+            tasks.check_source(tasks.TASKS[kind], source)
+            fitted = tasks.fit(kind, source, settings, out, options=options, on_read=_print_summary)
+        if fitted.measured is None:
+            step = fitted.history.progress.step
             raise UserError(f"interrupted after step {step:,}; all of it is saved. To go on: {again}")
-        print_measured(done.measured)
+        print_measured(fitted.measured)
         if report:
-            written = write_report(tasks.report_of(done.model, done.history, done.measured, done.about), out)
-            print(f"report  {written.page}")
+            content = tasks.report_of(fitted.model, fitted.history, fitted.measured, fitted.summary)
+            print(f"report  {write_report(content, out).page}")
+    print(f"model   {out}")
+
+
+def _print_summary(data: "TrainingData") -> None:
+    for line in data.summary:
+        print(line, file=sys.stderr)
+    print(file=sys.stderr, flush=True)
+
+
+@contextmanager
+def _explained(out: Path) -> Iterator[str]:
+    """Yield the command that resumes the training; turn interrupts and failed writes into errors that name it."""
+    again = f"manyclass fit --out {shlex.quote(str(out))} --resume"
+    try:
+        yield again
     except KeyboardInterrupt:
         if not (out / "fit.json").exists():
-            raise UserError("interrupted; nothing was trained yet: the same command begins anew") from None
+            raise UserError("interrupted; nothing was trained yet: run the same command again") from None
         kept = "what was trained by the newest checkpoint is kept"
         if not (out / "newest.safetensors").exists():
             kept = "no checkpoint was saved yet"
@@ -213,22 +267,3 @@ def fit(
     except OSError as error:
         reason = error.strerror or error
         raise UserError(f"cannot write into {out}: {reason}; what was trained is kept. To go on: {again}") from error
-    print(f"model   {out}")
-
-
-def _k(text: str | None) -> int | str | None:
-    if text is None or text == "auto":
-        return text
-    if not text.isdecimal():
-        raise UserError(f"`--k` must be a whole number or auto, got {text!r}")
-    return int(text)
-
-
-def _widths(text: str | None) -> tuple[int, ...] | None:
-    if text is None:
-        return None
-    parts = [part.strip() for part in text.split(",") if part.strip()]
-    for part in parts:
-        if not part.isdecimal() or int(part) < 1:
-            raise UserError(f"`--hidden` must be whole numbers, 1 or more, with commas between, got {text!r}")
-    return tuple(map(int, parts))

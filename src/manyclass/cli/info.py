@@ -7,43 +7,43 @@ from pathlib import Path
 import click
 from rich.table import Table
 
-from manyclass.cli.options import path_argument, which_option
+from manyclass.cli.options import checkpoint_option, path_argument
 from manyclass.cli.tables import console
 from manyclass.errors import UserError
 
 
 @click.command()
 @click.argument("model", type=path_argument())
-@which_option()
-def info(model: Path, which: str | None) -> None:
+@checkpoint_option()
+def info(model: Path, checkpoint: str | None) -> None:
     """What a MODEL is: its data, classes and settings, and the checkpoints in its folder."""
     from manyclass import tasks
 
-    opened = tasks.open_model(model, which=which)
-    plan = opened.plan
+    opened = tasks.open_model(model, checkpoint=checkpoint)
+    spec = opened.spec
     number = sum(parameter.numel() for parameter in opened.parameters())
     table = Table(show_header=False)
     table.add_column(style="bold")
     table.add_column(overflow="fold")
-    rows = {"kind": plan.kind}
+    rows = {"kind": spec.task.kind}
     # A model may have been copied without its training.
     with contextlib.suppress(UserError):
-        rows["data"] = tasks.read_about(model)["source"]["data"]
+        rows["data"] = tasks.read_manifest(model)["source"]["data"]
     head = opened.head
     rows |= {
-        "classes": f"{len(plan.names):,}, such as " + ", ".join(repr(name) for name in plan.names[:5]),
-        "examples": f"{plan.counts.sum():,.0f} trained on",
+        "classes": f"{len(spec.names):,}, such as " + ", ".join(repr(name) for name in spec.names[:5]),
+        "examples": f"{spec.counts.sum():,.0f} trained on",
         "parameters": f"{number:,}; class vectors {head.num_classes:,} × {head.dim}",
         "sampler": repr(head.sampler).splitlines()[0].rstrip("("),
         "objective": type(head.objective).__name__,
         "settings": ", ".join(
-            f"{name} {value}" for name, value in plan.settings.to_json().items() if value not in (None, ())
+            f"{name} {value}" for name, value in spec.settings.to_json().items() if value not in (None, ())
         ),
     }
-    for which, kind in (("best", "model"), ("newest", "checkpoint"), ("previous", "checkpoint"), ("index", "index")):
-        path = model / f"{which}.safetensors"
+    for name, kind in (("best", "model"), ("newest", "checkpoint"), ("previous", "checkpoint"), ("index", "index")):
+        path = model / f"{name}.safetensors"
         if path.exists():
-            rows[which] = _file(path, kind)
+            rows[name] = _file(path, kind)
     for name, value in rows.items():
         table.add_row(name, value)
     console().print(table, markup=False)

@@ -36,10 +36,10 @@ def path_argument() -> click.Path:
     return click.Path(path_type=Path)
 
 
-def which_option() -> Callable[[F], F]:
-    """Which of the models in a folder."""
+def checkpoint_option() -> Callable[[F], F]:
+    """Return the option that chooses a checkpoint of a model."""
     names = click.Choice(["best", "newest", "previous"])
-    return click.option("--which", type=names, help="Of the models in MODEL; default: best.")
+    return click.option("--checkpoint", type=names, help="Which checkpoint to load; default: best.")
 
 
 def source_options(*, training: bool) -> Callable[[F], F]:

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, TextIO
 
 import click
 
-from manyclass.cli.options import as_user_error, check_device, path_argument, source_options, which_option
+from manyclass.cli.options import as_user_error, check_device, checkpoint_option, path_argument, source_options
 from manyclass.data.files import STANDARD_INPUT
 from manyclass.errors import UserError
 
 if TYPE_CHECKING:
-    from manyclass.tasks import Answer
+    from manyclass.tasks import Prediction
 
 
 _SPACES = str.maketrans("\t\r\n", "   ")
@@ -42,11 +42,11 @@ _SPACES = str.maketrans("\t\r\n", "   ")
 @click.option(
     "--seen/--unseen",
     default=None,
-    help="Whether answers may be a user's own items, default: no; or tails that the model was made from, default: yes.",
+    help="Predict items that a user already has (default: no), or tails known from training (default: yes).",
 )
 @click.option("--json", "as_json", is_flag=True, help="A JSON object a line, instead of columns with TABs between.")
 @click.option("--out", type=click.Path(path_type=Path), metavar="FILE", help="Where to; default: the standard output.")
-@which_option()
+@checkpoint_option()
 @click.option("--device", default="cpu", show_default=True, help="cpu or cuda.")
 def predict(
     model: Path,
@@ -62,7 +62,7 @@ def predict(
     seen: bool | None,
     as_json: bool,
     out: Path | None,
-    which: str | None,
+    checkpoint: str | None,
     device: str,
 ) -> None:
     """The most probable classes of each example of DATA, as it is read; - is the standard input, of which lines of text
@@ -70,46 +70,46 @@ def predict(
 
     DATA is as for fit, labels may be missing. Of text each line is a beginning; of sequences all of a user's items
     are; of triples a line is head TAB relation, or has a ? in the place of head or tail.
-    Each line of the answer: the example, then class, probability, class, probability, …, best first.
+    Each line of the prediction: the example, then class, probability, class, probability, …, best first.
     """
     from manyclass import tasks
 
     check_device(device)
     if probabilities == "estimated" and not indexed:
         raise UserError("`--probabilities` must be exact or none without `--index`, got estimated")
-    opened = tasks.open_model(model, which=which, device=device)
-    if seen is not None and tasks.KINDS[opened.plan.kind].seen is None:
-        raise UserError(f"`--{'seen' if seen else 'unseen'}` must be left out for {opened.plan.kind}")
+    opened = tasks.open_model(model, checkpoint=checkpoint, device=device)
+    if seen is not None and opened.spec.task.allows_seen is None:
+        raise UserError(f"`--{'seen' if seen else 'unseen'}` must be left out for {opened.spec.task.kind}")
     # An index is tuned on what is then asked.
-    once = tasks.KINDS[opened.plan.kind].by_line and not indexed
+    once = opened.spec.task.by_line and not indexed
     with _input(data, once=once) as path, _output(out) as file:
         source = tasks.Source(path, format=format, label=label, labels=labels)
-        tasks.check_source(opened.plan.kind, source)
+        tasks.check_source(opened.spec.task, source)
         index = None
         if indexed:
             with as_user_error():
                 index, built = tasks.open_index(opened, source, model, recall=recall, k=top)
             if built:
                 print(index.report, file=sys.stderr)
-        answers = tasks.predict(
+        predictions = tasks.predict(
             opened,
             source,
             number=top,
             index=index,
             probabilities=probabilities,
-            seen=seen,
+            allow_seen=seen,
             draws=draws,
         )
-        for answer in answers:
-            print(_json(answer) if as_json else _columns(answer), file=file, flush=path == STANDARD_INPUT)
+        for prediction in predictions:
+            print(_json(prediction) if as_json else _columns(prediction), file=file, flush=path == STANDARD_INPUT)
 
 
-def _columns(answer: "Answer") -> str:
-    parts = [_cell(answer.shown)]
-    for i, name in enumerate(answer.names):
+def _columns(prediction: "Prediction") -> str:
+    parts = [_cell(prediction.shown)]
+    for i, name in enumerate(prediction.names):
         parts.append(_cell(name))
-        if answer.probabilities is not None:
-            parts.append(f"{answer.probabilities[i]:.6g}")
+        if prediction.probabilities is not None:
+            parts.append(f"{prediction.probabilities[i]:.6g}")
     return "\t".join(parts)
 
 
@@ -118,13 +118,13 @@ def _cell(text: str) -> str:
     return text.translate(_SPACES)
 
 
-def _json(answer: "Answer") -> str:
+def _json(prediction: "Prediction") -> str:
     return json.dumps(
         {
-            "example": answer.shown,
-            "classes": answer.names,
-            **({} if answer.probabilities is None else {"probabilities": answer.probabilities}),
-            **({} if answer.error is None else {"log_error": answer.error}),
+            "example": prediction.shown,
+            "classes": prediction.names,
+            **({} if prediction.probabilities is None else {"probabilities": prediction.probabilities}),
+            **({} if prediction.error is None else {"log_error": prediction.error}),
         },
         ensure_ascii=False,
     )

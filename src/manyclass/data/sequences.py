@@ -14,11 +14,11 @@ from manyclass import _check
 from manyclass.data.files import ReadProgress, lines, shown
 from manyclass.data.names import Names, label_fault
 from manyclass.data.rows import runs
+from manyclass.defaults import IGNORE_INDEX
 from manyclass.errors import UserError
 
 Array = np.ndarray[Any, Any]
 
-IGNORED = -100
 _MIN_HELD_OUT_ITEMS = 3  # of a user some of whose items are held out
 # Items at the end of a user that are no input; the first of them is the target.
 _LAST_ITEMS = {"valid": 2, "test": 1, "next": 0}
@@ -129,7 +129,7 @@ class SequenceBatches:
         for first in range(0, n, self._size):
             chosen = order[first : first + self._size]
             begin, number = self._begin[chosen], self._end[chosen] - self._begin[chosen]
-            yield _padded(self._items, begin, number, 0), _padded(self._items, begin + 1, number, IGNORED)
+            yield _padded(self._items, begin, number, 0), _padded(self._items, begin + 1, number, IGNORE_INDEX)
 
 
 class LastBatches:
@@ -180,7 +180,7 @@ class LastBatches:
             number = np.minimum(end - begin, self._length)
             inputs = _padded(self._items, end - number, number, 0)
             seen = _padded(self._items, begin, end - begin if self._seen else np.zeros_like(end), -1)
-            wanted = np.full(len(end), IGNORED) if self._split == "next" else self._items[end]
+            wanted = np.full(len(end), IGNORE_INDEX) if self._split == "next" else self._items[end]
             target = torch.from_numpy(wanted)
             yield inputs, torch.from_numpy(number), target, seen.masked_fill_(seen == target[:, None], -1)
 

@@ -10,15 +10,14 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from manyclass import _check
-from manyclass.by_name import OBJECTIVES, OPTIMIZERS, RATES, SAMPLERS, K, make_budget, make_sampler
+from manyclass import _check, defaults
 from manyclass.counts import ClassCounts
 from manyclass.objectives import Likelihood, Objective
+from manyclass.registry import LEARNING_RATES, OBJECTIVES, OPTIMIZERS, check_options, make_budget, make_sampler
 from manyclass.samplers import Sampler
 
 MakeSampler = Callable[[ClassCounts, int], Sampler]
 
-ALSO = {"exhaustive": "exact"}  # a sampler's other name
 EPOCHS = 50
 STEPS = 300  # that few rows are passed over more often for: an epoch of theirs is hardly a step
 
@@ -58,19 +57,17 @@ class Options:
             _check.whole("hidden_layers", width, 1)
         if self.rank is not None:
             _check.whole("rank", self.rank, 1)
-        if self.sampler is not None and not callable(self.sampler):
-            _check.choice("sampler", self.sampler, (*SAMPLERS, *ALSO))
-        if isinstance(self.objective, str):
-            _check.choice("objective", self.objective, tuple(OBJECTIVES))
-        elif self.objective is not None and (isinstance(self.objective, type) or not callable(self.objective)):
+        named = self.objective is None or isinstance(self.objective, str)
+        if not named and (isinstance(self.objective, type) or not callable(self.objective)):
             raise TypeError(f"`objective` must be a name, an objective or None, got {self.objective!r}")
-        if isinstance(self.k, str):
-            _check.choice("k", self.k, ("auto",))
-        elif self.k is not None:
-            _check.whole("k", self.k, 1)
-        _check.choice("optimizer", self.optimizer, tuple(OPTIMIZERS))
-        if self.learning_rate is not None:
-            _check.number("learning_rate", self.learning_rate, low=0, strict=True)
+        check_options(
+            sampler=None if callable(self.sampler) else self.sampler,
+            objective=self.objective if named else None,
+            # None is no choice here: the parameter has a default.
+            optimizer=str(self.optimizer),
+            learning_rate=self.learning_rate,
+            k=self.k,
+        )
         for name in ("batch_size", "n_iter_no_change"):
             _check.whole(name, getattr(self, name), 1)
         if self.max_epochs is not None:
@@ -102,8 +99,7 @@ class Options:
     def make_sampler(self, counts: ClassCounts) -> Sampler:
         """Which classes a step scores: all, where there are no more than would be drawn."""
         if not callable(self.sampler):
-            name = None if self.sampler is None else ALSO.get(self.sampler, self.sampler)
-            return make_sampler(name, counts, k=self.k)
+            return make_sampler(self.sampler, counts, k=self.k)
         made = self.sampler(counts, min(self.drawn, counts.num_classes))
         if getattr(made, "num_classes", None) != counts.num_classes:
             raise ValueError(f"`sampler` must give a sampler of {counts.num_classes} classes, got {made!r}")
@@ -117,14 +113,14 @@ class Options:
     @property
     def drawn(self) -> int:
         """How many classes are drawn, or to begin with."""
-        return self.k if isinstance(self.k, int) else K
+        return self.k if isinstance(self.k, int) else defaults.K
 
     @property
-    def rate(self) -> float:
-        return RATES[self.optimizer] if self.learning_rate is None else self.learning_rate
+    def used_learning_rate(self) -> float:
+        return LEARNING_RATES[self.optimizer] if self.learning_rate is None else self.learning_rate
 
     def make_optimizer(self, parameters: Iterable[nn.Parameter]) -> Optimizer:
-        return OPTIMIZERS[self.optimizer](parameters, self.rate)
+        return OPTIMIZERS[self.optimizer](parameters, self.used_learning_rate)
 
 
 def plain(value: Any) -> Any:

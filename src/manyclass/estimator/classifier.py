@@ -15,8 +15,8 @@ from manyclass import _check
 from manyclass.counts import ClassCounts
 from manyclass.data.rows import Rows
 from manyclass.estimator._labels import Array, Labels
+from manyclass.estimator._learner import Learner, add_counts
 from manyclass.estimator._memory import check_fits
-from manyclass.estimator._model import Model, add_counts
 from manyclass.estimator._options import MakeSampler, Options, plain
 from manyclass.objectives import Objective
 from manyclass.training import History, Progress, Record
@@ -76,7 +76,7 @@ class ManyClassClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     history_: list[Record]
     loss_: float
     _labels: Labels
-    _model: Model
+    _learner: Learner
     _progress: Progress
     _random: np.random.RandomState
 
@@ -139,8 +139,8 @@ class ManyClassClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         held_out = None
         if options.early_stopping:
             chosen, held_out = _split(chosen, options.validation_fraction, random)
-        model = _new_model(X, labels, rows, chosen, weight, options, random)
-        history = model.train(
+        learner = _new_learner(X, labels, rows, chosen, weight, options, random)
+        history = learner.train(
             Rows(X, rows),
             options=options,
             epochs=options.epochs(len(chosen)),
@@ -149,7 +149,7 @@ class ManyClassClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             weight=weight,
             seeds=(_seed(random), _seed(random)),
         )
-        self._model, self._random = model, random
+        self._learner, self._random = learner, random
         self.history_, self._progress = [], Progress()
         return self._take(labels, history)
 
@@ -167,7 +167,7 @@ class ManyClassClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 weights.
         """
         options = Options.of(self.get_params(deep=False))
-        first = not hasattr(self, "_model")
+        first = not hasattr(self, "_learner")
         X, y, weight = self._examples(X, y, sample_weight, first=first)
         labels = Labels.of(y) if first else self._labels
         if classes is not None and len(classes):
@@ -177,17 +177,17 @@ class ManyClassClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         rows, chosen = labels.rows_of(y, "y"), _present(len(y), weight)
         if first:
             random = check_random_state(self.random_state)
-            model = _new_model(X, labels, rows, chosen, weight, options, random)
+            learner = _new_learner(X, labels, rows, chosen, weight, options, random)
         else:
-            model, random = self._model, self._random
-            model.to(options.place())
-            model.set_rate(options.rate)
+            learner, random = self._learner, self._random
+            learner.to(options.place())
+            learner.set_learning_rate(options.used_learning_rate)
             if len(labels) > len(self._labels):
-                model.grow(len(labels), options, _seed(random))
+                learner.grow(len(labels), options, _seed(random))
                 # What the model has is known from here on, whatever becomes of the epoch.
                 self._labels, self.classes_ = labels, labels.classes
-            model.count(rows[chosen], None if weight is None else weight[chosen])
-        history = model.train(
+            learner.count(rows[chosen], None if weight is None else weight[chosen])
+        history = learner.train(
             Rows(X, rows),
             options=options,
             epochs=1,
@@ -197,7 +197,7 @@ class ManyClassClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             seeds=(_seed(random), _seed(random)),
         )
         if first:
-            self._model, self._random = model, random
+            self._learner, self._random = learner, random
             self.history_, self._progress = [], Progress()
         return self._take(labels, history)
 
@@ -210,8 +210,8 @@ class ManyClassClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         X = self._rows(X)
         k = _check.whole("k", plain(k), 1, len(self._labels))
         ids, probabilities = np.empty((X.shape[0], k), dtype=np.int64), np.empty((X.shape[0], k))
-        for rows, hidden in self._model.hidden(X):
-            best = self._model.scores.topk(hidden, k)
+        for rows, hidden in self._learner.hidden(X):
+            best = self._learner.scores.topk(hidden, k)
             ids[rows], probabilities[rows] = best.ids.cpu().numpy(), best.log_prob.exp().cpu().numpy()
         return self._labels.of_rows(ids), probabilities
 
@@ -234,8 +234,8 @@ class ManyClassClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         check_fits(X.shape[0], len(self._labels))
         places = self._labels.places()
         log_p = np.empty((X.shape[0], len(places)))
-        for rows, hidden in self._model.hidden(X):
-            for start, part in self._model.scores.log_probs(hidden):
+        for rows, hidden in self._learner.hidden(X):
+            for start, part in self._learner.scores.log_probs(hidden):
                 log_p[rows, places[start : start + part.shape[1]]] = part.cpu().numpy()
         return log_p
 
@@ -248,10 +248,10 @@ class ManyClassClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         X, labels = self._rows(X), column_or_1d(labels)
         if len(labels) != X.shape[0]:
             raise ValueError(f"`labels` must have length {X.shape[0]}, as `X` has rows, got {len(labels)}")
-        ids = torch.from_numpy(self._labels.rows_of(labels, "labels")).to(self._model.device)
+        ids = torch.from_numpy(self._labels.rows_of(labels, "labels")).to(self._learner.device)
         log_p = np.empty(X.shape[0])
-        for rows, hidden in self._model.hidden(X):
-            log_p[rows] = self._model.scores.log_prob(hidden, ids[rows]).cpu().numpy()
+        for rows, hidden in self._learner.hidden(X):
+            log_p[rows] = self._learner.scores.log_prob(hidden, ids[rows]).cpu().numpy()
         return log_p
 
     def __sklearn_tags__(self) -> Any:
@@ -316,7 +316,7 @@ def _present(num_rows: int, weight: Array | None) -> Array:
     return np.arange(num_rows) if weight is None else np.flatnonzero(weight > 0)
 
 
-def _new_model(
+def _new_learner(
     X: Any,
     labels: Labels,
     rows: Array,
@@ -324,10 +324,10 @@ def _new_model(
     weight: Array | None,
     options: Options,
     random: np.random.RandomState,
-) -> Model:
+) -> Learner:
     counts = ClassCounts.streaming(len(labels))
     add_counts(counts, rows[chosen], None if weight is None else weight[chosen])
-    return Model(X.shape[1], counts, sparse=not isinstance(X, np.ndarray), options=options, seed=_seed(random))
+    return Learner(X.shape[1], counts, sparse=not isinstance(X, np.ndarray), options=options, seed=_seed(random))
 
 
 def _split(chosen: Array, fraction: float, random: np.random.RandomState) -> tuple[Array, Array]:

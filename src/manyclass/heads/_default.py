@@ -2,12 +2,9 @@
 
 import torch
 
-from manyclass import _check
+from manyclass import _check, defaults
 from manyclass.counts import ClassCounts
 from manyclass.samplers import Budget, Exhaustive, Learned, Sampler, Systematic
-
-_K = 1024
-_RMSE_LOG_Z = 0.1
 
 
 def choose_sampler(
@@ -25,13 +22,10 @@ def choose_sampler(
     """
     if sampler is not None and k is not None:
         raise ValueError(f"`k` must be None where a `sampler` is given, which has its own, got {k!r}")
-    if rmse_log_z is not None and k != "auto":
-        raise ValueError(f"`rmse_log_z` must be None unless `k` is 'auto', got {rmse_log_z}")
+    _check.draws(k, rmse_log_z)
     if sampler is not None:
         return sampler
-    if isinstance(k, str):
-        _check.choice("k", k, ("auto",))
-    number = _check.whole("k", k, 1) if k is not None and not isinstance(k, str) else _K
+    number = k if isinstance(k, int) else defaults.K
     if num_classes <= number:
         return Exhaustive(num_classes)
     # By clusters of class vectors the error is a tenth less, for next to nothing.
@@ -39,4 +33,4 @@ def choose_sampler(
         drawn: Systematic | Learned = Systematic(torch.ones(num_classes), number, order="cluster")
     else:
         drawn = Learned(counts, number, order="cluster")
-    return Budget(drawn, _RMSE_LOG_Z if rmse_log_z is None else rmse_log_z) if k == "auto" else drawn
+    return Budget(drawn, defaults.RMSE_LOG_Z if rmse_log_z is None else rmse_log_z) if k == "auto" else drawn

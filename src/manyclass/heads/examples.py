@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from manyclass import _check
+from manyclass.defaults import IGNORE_INDEX
 
 REDUCTIONS = ("mean", "sum", "none")
 
@@ -81,7 +82,7 @@ def flatten_examples(
     weight: Tensor | None = None,
     exclude: Tensor | None = None,
     log_z: Tensor | None = None,
-    ignore_index: int = -100,
+    ignore_index: int = IGNORE_INDEX,
     reduction: str = "mean",
 ) -> Examples:
     """Check a head's arguments against each other and put the examples in a row.

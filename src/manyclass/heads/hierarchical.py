@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from manyclass import _check
 from manyclass._loaded_state import follow_loaded_state
 from manyclass.counts import ClassCounts
+from manyclass.defaults import IGNORE_INDEX
 from manyclass.heads._huffman import canonical, code_lengths
 from manyclass.heads._rows import RowLookup
 from manyclass.heads.exact import TopK
@@ -80,7 +81,7 @@ class HierarchicalHead(nn.Module):
         target: Tensor,
         *,
         weight: Tensor | None = None,
-        ignore_index: int = -100,
+        ignore_index: int = IGNORE_INDEX,
         reduction: str = "mean",
     ) -> Tensor:
         """Return the exact -log p(target); arguments are those of `ClassHead`."""

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from manyclass import _check
 from manyclass.candidates import Candidates
+from manyclass.defaults import IGNORE_INDEX
 from manyclass.forms import LogSumExp
 from manyclass.heads.exact import ChunkedHead, exact_log_z
 from manyclass.heads.examples import Examples, flatten_examples
@@ -70,7 +71,7 @@ def sampled_loss(
     weight: Tensor | None = None,
     exclude: Tensor | None = None,
     log_z: Tensor | None = None,
-    ignore_index: int = -100,
+    ignore_index: int = IGNORE_INDEX,
     reduction: str = "mean",
     generator: torch.Generator | None = None,
 ) -> Tensor:
@@ -110,7 +111,7 @@ def exact_loss(
     *,
     weight: Tensor | None = None,
     exclude: Tensor | None = None,
-    ignore_index: int = -100,
+    ignore_index: int = IGNORE_INDEX,
     reduction: str = "mean",
 ) -> Tensor:
     """Return the exact cross entropy over all classes not excluded, computed in chunks of classes.

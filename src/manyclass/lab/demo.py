@@ -13,8 +13,8 @@ from manyclass.data import Text, standard_library
 from manyclass.lab.folder import claim_folder
 from manyclass.lab.softmax import ExactSoftmax
 from manyclass.report import Curve, Figure, Panel, Report, ReportTable, Section, write_report
-from manyclass.tasks import KINDS, Fit, Measured, Model, Settings, Task, measure, open_model, train
-from manyclass.tasks.text import TextKind
+from manyclass.tasks import TASKS, Measured, Model, RunOptions, Settings, TrainingData, measure, open_model, train
+from manyclass.tasks.text import TextTask
 from manyclass.training import HeldOut, ProgressLine, Record, Training
 
 PROMPTS = (
@@ -29,7 +29,14 @@ PROMPTS = (
 EVALUATIONS_PER_TRAINING = 15
 EVALUATED_TOKENS = 8000
 _SETTINGS = Settings(
-    dim=128, batch_size=32, length=35, optimizer="adagrad", rate=0.1, network_rate=0.004, dropout=0.15, decay=False
+    dim=128,
+    batch_size=32,
+    length=35,
+    optimizer="adagrad",
+    learning_rate=0.1,
+    encoder_learning_rate=0.004,
+    dropout=0.15,
+    decay=False,
 )
 
 
@@ -66,23 +73,23 @@ def run_demo(out: Path, *, seconds: float, files: int | None, seed: int, device:
     """
     claim_folder(out, "demo")
     text = standard_library(files=files, seed=seed)
-    kind = KINDS["text"]
-    assert isinstance(kind, TextKind)
+    kind = TASKS["text"]
+    assert isinstance(kind, TextTask)
     settings = Settings(**{**_SETTINGS.to_json(), "seconds": seconds, "seed": seed}).over(kind.defaults)
-    task = kind.task(text, settings, {"split": "spaces"})
-    print("\n".join(task.about))
+    task = kind.training_data(text, settings, {"split": "spaces"})
+    print("\n".join(task.summary))
 
     print(f"\nSampled training: {seconds:g} seconds, about a thousand classes scored per step.", flush=True)
     folder = out / "model"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
-    how = Fit(
+    options = RunOptions(
         evaluate_seconds=seconds / EVALUATIONS_PER_TRAINING,
         evaluated=EVALUATED_TOKENS,
         device=device,
         callbacks=[ProgressLine(file=sys.stdout)],
     )
-    fitted = train(task, folder, how)
+    fitted = train(task, folder, options)
     if fitted.measured is None:
         raise KeyboardInterrupt
     sampled = DemoTraining(fitted.history.records, fitted.measured, fitted.history.progress.step)
@@ -102,11 +109,11 @@ def run_demo(out: Path, *, seconds: float, files: int | None, seed: int, device:
     return page
 
 
-def _train_exact(task: Task, seconds: float, device: str) -> DemoTraining:
+def _train_exact(task: TrainingData, seconds: float, device: str) -> DemoTraining:
     """Train the same model on the same batches with PyTorch's softmax over all classes."""
-    settings = task.plan.settings
+    settings = task.spec.settings
     torch.manual_seed(settings.seed)
-    model = Model(task.plan, KINDS["text"].build(task.plan)).to(device)
+    model = Model(task.spec).to(device)
     learner = ExactSoftmax(model.head.to_linear())
     table = {id(parameter): parameter for parameter in learner.parameters()}
     others = [parameter for parameter in model.encoder.parameters() if id(parameter) not in table]
@@ -118,8 +125,8 @@ def _train_exact(task: Task, seconds: float, device: str) -> DemoTraining:
         learner,
         task.train,
         [
-            torch.optim.Adagrad(list(table.values()), lr=settings.rate or 0.1),
-            torch.optim.Adam(others, lr=settings.network_rate or 0.001),
+            torch.optim.Adagrad(list(table.values()), lr=settings.learning_rate or 0.1),
+            torch.optim.Adam(others, lr=settings.encoder_learning_rate or 0.001),
         ],
         encoder=model.encoder,
         seconds=seconds,
@@ -178,7 +185,7 @@ def complete(model: Model, prompts: Sequence[str]) -> list[tuple[str, str]]:
 
 def _report(
     text: Text,
-    task: Task,
+    task: TrainingData,
     sampled: DemoTraining,
     exact: DemoTraining,
     verdict: str,
@@ -244,7 +251,7 @@ def _report(
     )
     return Report(
         "The next token of Python source",
-        f"{'; '.join(task.about)}.",
+        f"{'; '.join(task.summary)}.",
         [
             Section("Sampled and exact training in equal time", [verdict, curves]),
             Section(

@@ -9,22 +9,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from manyclass import registry
 from manyclass.heads import ClassHead, HierarchicalHead
 from manyclass.lab.objectives import AdaptedImportance, TaylorInverse, UpperBound
 from manyclass.lab.problem import DIM, NUM_CLASSES, NUM_EXAMPLES, K, Minibatches, Problem, paper_problem
 from manyclass.objectives import (
-    BlackOut,
-    HingeRanking,
-    Likelihood,
     LogisticRanking,
-    NegativeSampling,
-    NoiseContrastive,
     Objective,
-    PlainImportance,
-    SubsetSoftmax,
 )
 from manyclass.samplers import Bernoulli, Exhaustive, Importance, Sampler, Systematic, WithExplicit
-from manyclass.training import Callback, Progress, Training
+from manyclass.training import Callback, Training
 
 MOMENTUM = 0.99
 Head = ClassHead | HierarchicalHead
@@ -61,15 +55,15 @@ class Method:
 
 EXACT = Method(sampler="exhaustive")
 
-# Objectives without arguments.
+# Objectives without arguments, by the paper's names.
 OBJECTIVES: dict[str, Callable[[], Objective]] = {
-    "likelihood": Likelihood,
-    "plain importance": PlainImportance,
-    "subset softmax": SubsetSoftmax,
-    "BlackOut": BlackOut,
-    "hinge": HingeRanking,
-    "negative sampling": NegativeSampling,
-    "NCE": NoiseContrastive,
+    "likelihood": registry.OBJECTIVES["likelihood"],
+    "plain importance": registry.OBJECTIVES["plain_importance"],
+    "subset softmax": registry.OBJECTIVES["subset_softmax"],
+    "BlackOut": registry.OBJECTIVES["black_out"],
+    "hinge": registry.OBJECTIVES["hinge_ranking"],
+    "negative sampling": registry.OBJECTIVES["negative_sampling"],
+    "NCE": registry.OBJECTIVES["noise_contrastive"],
     "bound": UpperBound,
 }
 
@@ -164,9 +158,9 @@ class _MeasureAtSteps(Callback):
     def __init__(self, steps: Sequence[int], head: Head, measure: Measure) -> None:
         self._steps, self._head, self._measure = frozenset(steps), head, measure
 
-    def on_step(self, progress: Progress) -> None:
-        if progress.step in self._steps:
-            self._measure(progress.step, self._head)
+    def on_step(self, training: Training) -> None:
+        if training.progress.step in self._steps:
+            self._measure(training.progress.step, self._head)
 
 
 def train_method(

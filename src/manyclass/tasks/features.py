@@ -10,9 +10,8 @@ import torch
 from manyclass.data import Chunk, Names, RowBatches, Rows, Schema, as_inputs, class_counts, open_rows, spool
 from manyclass.encoders import FeatureEncoder
 from manyclass.errors import UserError
-from manyclass.tasks.model import Body, Model, Plan
 from manyclass.tasks.settings import Settings
-from manyclass.tasks.task import Questions, ReadProgress, Source, Task
+from manyclass.tasks.task import EncoderSpec, ModelSpec, PredictBatch, ReadProgress, Source, TrainingData
 
 if TYPE_CHECKING:
     from manyclass.data import Reader
@@ -42,18 +41,27 @@ class LabelledChunks:
                 yield from RowBatches(rows, _AT_ONCE, chosen=known)
 
 
-class FeaturesKind:
+class FeaturesTask:
     """Rows of features: svmlight, CSV, TSV, Parquet, .npz, .npy. The model is linear unless it is given layers."""
 
+    kind = "features"
+    source_fields = ("held_out", "format", "label", "labels")
+    settings_fields = ("hidden_layers", "rank")
     defaults = Settings(
-        epochs=10, batch_size=256, optimizer="adagrad", rate=0.1, network_rate=0.001, decay=False, hidden_layers=()
+        epochs=10,
+        batch_size=256,
+        optimizer="adagrad",
+        learning_rate=0.1,
+        encoder_learning_rate=0.001,
+        decay=False,
+        hidden_layers=(),
     )
     metrics = ("accuracy", "accuracy@5")
     best_by = "loss"
-    seen = None
+    allows_seen = None
     by_line = False
 
-    def read(self, source: Source, settings: Settings, folder: Path, watch: ReadProgress | None = None) -> Task:
+    def read(self, source: Source, settings: Settings, folder: Path, watch: ReadProgress | None = None) -> TrainingData:
         reader = open_rows(source.data, format=source.format, label=source.label, labels=source.labels, progress=watch)
         names = Names()
         rows = spool(reader, folder / "train", names=names, progress=watch)
@@ -84,38 +92,40 @@ class FeaturesKind:
                 about[-1] += f", {len(apart) - len(held_out):,} left out for labels that are not trained on"
         train = RowBatches(rows, settings.batch_size or 1, seed=settings.seed, chosen=chosen)
         counts = torch.from_numpy(class_counts(train.targets, len(names))).double()
-        plan = Plan("features", names, counts, {"schema": reader.schema.to_json()}, settings)
+        spec = ModelSpec(self, names, counts, {"schema": reader.schema.to_json()}, settings)
 
         def batches(limit: int | None) -> RowBatches:
             some = held_out if limit is None else held_out[:: max(1, -(-len(held_out) // limit))]
             return RowBatches(apart, _AT_ONCE, chosen=some)
 
-        return Task(plan, train, batches, about)
+        return TrainingData(spec, train, batches, about)
 
-    def build(self, plan: Plan) -> Body:
-        schema, settings = Schema.from_json(plan.config["schema"]), plan.settings
+    def build(self, spec: ModelSpec) -> EncoderSpec:
+        schema, settings = Schema.from_json(spec.config["schema"]), spec.settings
         encoder = FeatureEncoder(
             schema.num_features, sparse=schema.sparse, rank=settings.rank, hidden_layers=settings.hidden_layers or ()
         )
-        return Body(encoder, encoder.dim)
+        return EncoderSpec(encoder, encoder.dim)
 
-    def evaluation(self, model: Model, source: Source) -> tuple[Iterable[object], Sequence[str]]:
-        reader = _reader(model, source)
+    def evaluation_batches(self, spec: ModelSpec, source: Source) -> tuple[Iterable[object], Sequence[str]]:
+        reader = _reader(spec, source)
         if not reader.labelled:
             raise UserError(f"`data` must have labels to evaluate on, got none in {source.data}")
-        return LabelledChunks(reader, model.names), (f"{source.data.name}",)
+        return LabelledChunks(reader, spec.names), (f"{source.data.name}",)
 
-    def questions(self, model: Model, source: Source, *, size: int, seen: bool = True) -> Iterator[Questions]:
+    def predict_batches(
+        self, spec: ModelSpec, source: Source, *, size: int, with_seen: bool = True
+    ) -> Iterator[PredictBatch]:
         number = 0
-        for chunk in _reader(model, source, labelled=False).chunks():
+        for chunk in _reader(spec, source, labelled=False).chunks():
             for first in range(0, len(chunk), size):
                 part: Any = chunk.features[first : first + size]
-                yield Questions([str(number + i) for i in range(part.shape[0])], as_inputs(part))
+                yield PredictBatch([str(number + i) for i in range(part.shape[0])], as_inputs(part))
                 number += part.shape[0]
 
 
-def _reader(model: Model, source: Source, *, labelled: bool = True) -> "Reader":
-    schema = Schema.from_json(model.plan.config["schema"])
+def _reader(spec: ModelSpec, source: Source, *, labelled: bool = True) -> "Reader":
+    schema = Schema.from_json(spec.config["schema"])
     return open_rows(
         source.data,
         format=source.format,

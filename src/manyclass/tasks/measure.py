@@ -1,18 +1,15 @@
 """How good a model is: exact likelihood, ranks, and both by how frequent classes are."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
 
 from manyclass.errors import UserError
-from manyclass.tasks.kinds import KINDS
 from manyclass.tasks.metrics import rank_metrics
 from manyclass.tasks.model import Model
-from manyclass.training import Batch
-from manyclass.training.batch import IGNORED
-from manyclass.training.evaluate import evaluating
+from manyclass.training import Evaluation, NoExamplesError, evaluate
 
 
 @dataclass(frozen=True)
@@ -75,45 +72,27 @@ class Measured:
         }
 
 
-@torch.no_grad()
 def measure(model: Model, batches: Iterable[object]) -> Measured:
-    """Evaluate a model on batches, once through.
+    """Evaluate a model on batches, in total and by how frequent classes are.
 
     Raises:
         UserError: there is no example.
     """
-    # Powers of ten: 0, 1 to 9, 10 to 99, …
-    counts = model.plan.counts.to(model.device)
+    # Bands are powers of ten: 0, 1 to 9, 10 to 99, …
+    counts = model.spec.counts.to(model.device)
     band_of = torch.where(counts > 0, counts.clamp(min=1).log10().floor() + 1, 0).long()
-    names = KINDS[model.plan.kind].metrics
-    metrics = rank_metrics(model.head, names)
-    sums = torch.zeros(int(band_of.max()) + 1, 2 + len(names), dtype=torch.float64, device=model.device)
-    with evaluating(model):
-        for item in batches:
-            batch = Batch.of(item, model.device)
-            hidden = model.encoder(batch.inputs)
-            present = batch.target != IGNORED
-            if not present.any():
-                continue
-            target, exclude = batch.target[present], None if batch.exclude is None else batch.exclude[present]
-            loss = model.head.exact_loss(hidden[present], target, exclude=exclude, reduction="none").double()
-            found = [metric(hidden, batch)[present] for metric in metrics.values()]
-            weight = torch.ones_like(loss) if batch.weight is None else batch.weight[present].double()
-            sums.index_add_(
-                0, band_of[target], torch.stack([torch.ones_like(loss), loss, *found], 1) * weight.unsqueeze(1)
-            )
-    whole, *values = sums.sum(0).tolist()
-    if whole == 0:
-        raise UserError("`data` must hold examples of classes that the model knows, got none")
-    bands = [_band(i, row, names) for i, row in enumerate(sums.tolist()) if row[0] > 0]
-    loss_and_metrics = [value / whole for value in values]
-    return Measured(loss_and_metrics[0], dict(zip(names, loss_and_metrics[1:], strict=True)), whole, tuple(bands))
+    metrics = rank_metrics(model.head, model.spec.task.metrics)
+    try:
+        found = evaluate(model.head, batches, encoder=model.encoder, metrics=metrics, groups=band_of)
+    except NoExamplesError:
+        raise UserError("`data` must hold examples of classes that the model knows, got none") from None
+    bands = tuple(_band(power, part) for power, part in found.groups.items())
+    return Measured(found.loss, found.metrics, found.examples, bands)
 
 
-def _band(power: int, sums: list[float], names: Sequence[str]) -> Band:
+def _band(power: int, found: Evaluation) -> Band:
     low, high = (0, 0) if power == 0 else (10 ** (power - 1), 10**power - 1)
-    examples, loss, *metrics = sums
-    return Band(low, high, examples, loss / examples, {n: x / examples for n, x in zip(names, metrics, strict=True)})
+    return Band(low, high, found.examples, found.loss, found.metrics)
 
 
 def _perplexity(loss: float) -> float:

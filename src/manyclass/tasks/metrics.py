@@ -5,10 +5,10 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
+from manyclass.defaults import IGNORE_INDEX
 from manyclass.heads import ClassHead
 from manyclass.inference import ranks
 from manyclass.training import Batch
-from manyclass.training.batch import IGNORED
 
 # From ranks to a value each.
 METRICS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -30,7 +30,7 @@ def rank_metrics(head: ClassHead, names: Sequence[str]) -> Mapping[str, Callable
 
     def ranked(hidden: Tensor, batch: Batch) -> Tensor:
         if not seen or seen[0][0] is not batch:
-            present = batch.target != IGNORED
+            present = batch.target != IGNORE_INDEX
             exclude = None if batch.exclude is None else batch.exclude[present]
             rank = torch.full(batch.target.shape, torch.nan, dtype=torch.float64, device=batch.target.device)
             rank[present] = ranks(head, hidden[present], batch.target[present], exclude=exclude)

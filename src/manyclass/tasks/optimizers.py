@@ -9,19 +9,19 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from manyclass.by_name import OPTIMIZERS, RATES
+from manyclass.registry import LEARNING_RATES, OPTIMIZERS
 from manyclass.tasks.model import Model
 from manyclass.tasks.settings import Settings
 
 
 def make_optimizers(model: Model) -> list[Optimizer]:
     """One for the rows of classes and inputs, whose gradients are of touched rows alone, and one for all else."""
-    settings = model.plan.settings
+    settings = model.spec.settings
     rows = {id(p): p for p in model.head.parameters()} | {id(p): p for p in _sparse(model.encoder)}
     others = [p for p in model.encoder.parameters() if id(p) not in rows]
     name = settings.optimizer or "adagrad"
-    made = [OPTIMIZERS[name](rows.values(), settings.rate or RATES[name])]
-    return [*made, torch.optim.Adam(others, settings.network_rate or 0.001)] if others else made
+    made = [OPTIMIZERS[name](rows.values(), settings.learning_rate or LEARNING_RATES[name])]
+    return [*made, torch.optim.Adam(others, settings.encoder_learning_rate or 0.001)] if others else made
 
 
 def make_schedulers(optimizers: Sequence[Optimizer], settings: Settings, batches: int) -> list[LambdaLR]:

@@ -17,11 +17,11 @@ _SPENT = {
 }
 
 
-def report_of(model: Model, history: History, measured: Measured, about: Sequence[str]) -> Report:
+def report_of(model: Model, history: History, measured: Measured, summary: Sequence[str]) -> Report:
     """Learning curves, the error of the approximation, accuracy by class frequency, and where the time went."""
     from manyclass import __version__
 
-    progress, settings = history.progress, model.plan.settings
+    progress, settings = history.progress, model.spec.settings
     sections = [
         Section("What came out", [_outcome(model, history, measured)]),
         _learning(history.records),
@@ -36,7 +36,7 @@ def report_of(model: Model, history: History, measured: Measured, about: Sequenc
         f"Settings: {chosen}.",
         "Beside this page lie log.csv, best.safetensors (the model), and each figure as PNG and SVG.",
     ]
-    return Report(f"A model of {model.plan.kind}", f"{'; '.join(about)}.", sections, notes)
+    return Report(f"A model of {model.spec.task.kind}", f"{'; '.join(summary)}.", sections, notes)
 
 
 def _outcome(model: Model, history: History, measured: Measured) -> ReportTable:

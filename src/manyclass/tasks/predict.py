@@ -1,4 +1,4 @@
-"""Answers, as questions are read."""
+"""Answers, as batch are read."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -8,19 +8,18 @@ import torch
 
 from manyclass import storage
 from manyclass.errors import UserError
+from manyclass.eval_mode import eval_mode
 from manyclass.inference import Index, IndexState, top
-from manyclass.tasks.kinds import KINDS
 from manyclass.tasks.model import Model
 from manyclass.tasks.task import Source
 from manyclass.training.batch import moved
-from manyclass.training.evaluate import evaluating
 
 _AT_ONCE = 256
 _TUNED = 512  # examples that an index is tuned on
 
 
 @dataclass(frozen=True)
-class Answer:
+class Prediction:
     """The best classes of one example, best first.
 
     Args:
@@ -65,9 +64,9 @@ def open_index(model: Model, source: Source, folder: Path, *, k: int, recall: fl
         except (UserError, ValueError, KeyError, TypeError, AttributeError):
             pass  # of another model, or damaged: another is made
     rows = []
-    with evaluating(model):
-        for questions in KINDS[model.plan.kind].questions(model, source, size=_AT_ONCE, seen=False):
-            rows.append(model.encoder(moved(questions.inputs, model.device)))
+    with eval_mode(model):
+        for batch in model.spec.task.predict_batches(model.spec, source, size=_AT_ONCE, with_seen=False):
+            rows.append(model.encoder(moved(batch.inputs, model.device)))
             if sum(map(len, rows)) >= _TUNED:
                 break
     if sum(map(len, rows)) < 2:
@@ -86,10 +85,10 @@ def predict(
     number: int = 5,
     index: Index | None = None,
     probabilities: str = "exact",
-    seen: bool | None = None,
+    allow_seen: bool | None = None,
     draws: int = 8,
     seed: int = 0,
-) -> Iterator[Answer]:
+) -> Iterator[Prediction]:
     """The most probable classes of each example, one after the other.
 
     Args:
@@ -98,18 +97,18 @@ def predict(
         number: of classes for each, at most as many as there are.
         index: where to look for them; None: among all classes, exactly.
         probabilities: "exact", "estimated" or "none", see `inference.top`.
-        seen: whether classes that an example has already may be answers; None: as fits the kind of data.
+        allow_seen: whether classes that an example has already may be answers; None: as fits the kind of data.
         draws: of an estimate.
         seed: of those draws.
     """
     generator = torch.Generator(model.device).manual_seed(seed)
     number = min(number, len(model.names))
-    kind = KINDS[model.plan.kind]
-    seen = kind.seen if seen is None else seen
-    with evaluating(model):
-        for questions in kind.questions(model, source, size=_AT_ONCE, seen=not seen):
-            hidden = model.encoder(moved(questions.inputs, model.device))
-            exclude = None if seen else moved(questions.seen, model.device)
+    task = model.spec.task
+    allow_seen = task.allows_seen if allow_seen is None else allow_seen
+    with eval_mode(model):
+        for batch in task.predict_batches(model.spec, source, size=_AT_ONCE, with_seen=not allow_seen):
+            hidden = model.encoder(moved(batch.inputs, model.device))
+            exclude = None if allow_seen else moved(batch.seen, model.device)
             found = top(
                 model.head,
                 hidden,
@@ -123,10 +122,10 @@ def predict(
             ids = found.ids.tolist()
             chances = None if found.log_prob is None else found.log_prob.exp().tolist()
             errors = None if found.error is None else found.error.tolist()
-            for i, shown in enumerate(questions.shown):
+            for i, shown in enumerate(batch.shown):
                 # Fewer are left where many are excluded.
                 kept = [j for j, c in enumerate(ids[i]) if c >= 0]
-                yield Answer(
+                yield Prediction(
                     shown,
                     tuple(model.names[ids[i][j]] for j in kept),
                     None if chances is None else tuple(chances[i][j] for j in kept),

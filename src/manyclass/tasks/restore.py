@@ -13,7 +13,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from manyclass import storage
 from manyclass.errors import UserError
-from manyclass.tasks.model import Model, plan_of
+from manyclass.tasks.model import Model, spec_from_content
 from manyclass.tasks.settings import Settings
 from manyclass.training import Record, Training, load_checkpoint
 
@@ -21,33 +21,33 @@ _MOST = 1 << 53
 _NUMBERS = {"step": int, "epoch": int, "examples": int, "seconds": float, "loss": float}
 
 
-def check_files(folder: Path, which: Literal["newest", "previous"]) -> None:
+def check_files(folder: Path, checkpoint: Literal["newest", "previous"]) -> None:
     """Raise, before any work is done, where a training cannot go on from what a folder holds.
 
     Raises:
         UserError: the checkpoint is damaged, or the best model that the training will be asked for.
     """
-    checkpoint, best = folder / f"{which}.safetensors", folder / "best.safetensors"
-    if checkpoint.exists():
+    path, best = folder / f"{checkpoint}.safetensors", folder / "best.safetensors"
+    if path.exists():
         try:
-            storage.check(checkpoint, content_type="checkpoint")
+            storage.check(path, content_type="checkpoint")
         except UserError as error:
-            other = "previous" if which == "newest" else "newest"
+            other = "previous" if checkpoint == "newest" else "newest"
             raise UserError(f"{error}; {_other(folder, other)}") from None
     if best.exists():
         try:
-            plan_of(*load_checkpoint(folder, "best"))
+            spec_from_content(*load_checkpoint(folder, "best"))
         except UserError as error:
             raise UserError(f"{error}; without that file the training goes on, and forgets what was best") from None
 
 
-def _other(folder: Path, which: str) -> str:
-    path = folder / f"{which}.safetensors"
+def _other(folder: Path, checkpoint: str) -> str:
+    path = folder / f"{checkpoint}.safetensors"
     try:
         storage.check(path, content_type="checkpoint")
     except UserError:
         return f"nothing else in {folder} can be gone on from"
-    option = "with `--from-previous`" if which == "previous" else "without `--from-previous`"
+    option = "with `--from-previous`" if checkpoint == "previous" else "without `--from-previous`"
     return f"{path} can be read: resume {option}"
 
 
@@ -73,20 +73,20 @@ def restore(
         UserError: it is of another training, or none.
     """
     try:
-        saved = plan_of(state["model"], path)
-        if saved.names != model.names or not torch.equal(saved.counts, model.plan.counts):
+        saved = spec_from_content(state["model"], path)
+        if saved.names != model.names or not torch.equal(saved.counts, model.spec.counts):
             raise UserError(f"`data` must be what the training began with, got other classes than {path} has")
-        if _lasting(saved.settings) != _lasting(model.plan.settings):
+        if _lasting(saved.settings) != _lasting(model.spec.settings):
             raise ValueError("it was trained with other settings")
         _check_training(state["training"], training.state_dict(), batches)
         for optimizer, own in zip(optimizers, state["optimizers"], strict=True):
             _check_optimizer(own, optimizer)
         for scheduler, own in zip(schedulers, state["schedulers"], strict=True):
             _check_alike("a schedule", own, scheduler.state_dict())
-        for name, value in state["whole"].items():
+        for name, value in state["state_dict"].items():
             if isinstance(value, Tensor) and value.is_floating_point() and not value.isfinite().all():
                 raise ValueError(f"{name} is not finite")
-        model.load_state_dict(state["whole"])
+        model.load_state_dict(state["state_dict"])
         for optimizer, own in zip(optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(own)
         for scheduler, own in zip(schedulers, state["schedulers"], strict=True):
@@ -103,7 +103,7 @@ def _lasting(settings: Settings) -> Settings:
 
 
 def _check_alike(name: str, saved: Any, fresh: Any) -> None:
-    """Raise where a state is of another form than that of a training which has not begun."""
+    """Raise where a state is of another form than that of a training checkpoint has not begun."""
     if isinstance(fresh, Tensor):
         good = isinstance(saved, Tensor) and (saved.dtype, saved.shape) == (fresh.dtype, fresh.shape)
     elif isinstance(fresh, dict):
@@ -128,9 +128,9 @@ def _check_training(saved: Any, fresh: dict[str, Any], batches: int) -> None:
     if not isinstance(saved, dict) or set(saved) != set(fresh):
         raise ValueError("it does not tell of a training")
     # What grows while it trains, and so is not yet there, is looked at by itself.
-    grown = ("records", "spent", "best", "random_at_epoch", "loss")
+    grown = ("records", "spent", "best", "rng_at_epoch", "loss")
     _check_alike("its training", *({k: v for k, v in x.items() if k not in grown} for x in (saved, fresh)))
-    progress, best, random = saved["progress"], saved["best"], saved["random_at_epoch"]
+    progress, best, random = saved["progress"], saved["best"], saved["rng_at_epoch"]
     if progress["position"] > batches or progress["epoch"] > progress["step"]:
         raise ValueError("it tells of more than an epoch holds")
     # Of some objectives it is negative.
@@ -149,11 +149,11 @@ def _check_training(saved: Any, fresh: dict[str, Any], batches: int) -> None:
         or best["tensors"] is not None
     ):
         raise ValueError("it does not tell what was best")
-    if not isinstance(random, list) or ((random or progress["position"]) and len(random) != len(fresh["random_now"])):
+    if not isinstance(random, list) or ((random or progress["position"]) and len(random) != len(fresh["rng_now"])):
         raise ValueError("it has no random state of its epoch")
-    for own, value in zip(random, fresh["random_now"], strict=False):
+    for own, value in zip(random, fresh["rng_now"], strict=False):
         _check_alike("its random state", own, value)
-    for states in (saved["random_now"], random):
+    for states in (saved["rng_now"], random):
         # A generator refuses what is no state of one; the first is the CPU's.
         for own in states[:1]:
             torch.Generator().set_state(own)

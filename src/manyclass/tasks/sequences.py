@@ -9,9 +9,8 @@ from torch import Tensor
 
 from manyclass.data import LastBatches, SequenceBatches, Sequences, read_sequences
 from manyclass.errors import Notice, UserError
-from manyclass.tasks.model import Body, Model, Plan
 from manyclass.tasks.settings import Settings
-from manyclass.tasks.task import Questions, ReadProgress, Source, Task
+from manyclass.tasks.task import EncoderSpec, ModelSpec, PredictBatch, ReadProgress, Source, TrainingData
 from manyclass.tasks.text import recurrent
 
 _AT_ONCE = 512
@@ -31,16 +30,19 @@ class Last:
             yield {"ids": ids, "last": lengths - 1}, target
 
 
-class SequencesKind:
+class SequencesTask:
     """Interactions, `user item` a line in the order of time; the last item of each user is to test on."""
 
+    kind = "sequences"
+    source_fields = ()
+    settings_fields = ("dim", "layers", "dropout", "length", "tied")
     defaults = Settings(
         epochs=30,
         batch_size=256,
         # Most items have a handful of interactions: with less dropout ranks and probabilities are worse.
         optimizer="adam",
-        rate=0.02,
-        network_rate=0.001,
+        learning_rate=0.02,
+        encoder_learning_rate=0.001,
         clip=1.0,
         decay=True,
         dim=256,
@@ -51,10 +53,10 @@ class SequencesKind:
     )
     metrics = ("HR@10", "NDCG@10")
     best_by = "NDCG@10"
-    seen = False
+    allows_seen = False
     by_line = False
 
-    def read(self, source: Source, settings: Settings, folder: Path, watch: ReadProgress | None = None) -> Task:
+    def read(self, source: Source, settings: Settings, folder: Path, watch: ReadProgress | None = None) -> TrainingData:
         sequences = read_sequences(source.data, progress=watch)
         length = settings.length or 1
         valid = sequences.last_batches("valid", _AT_ONCE, length=length, seen=False)
@@ -63,8 +65,8 @@ class SequencesKind:
             raise UserError(
                 f"`data` must hold a user of 4 items, the last two of which are held out, got none in {source.data}"
             )
-        return Task(
-            Plan("sequences", sequences.item_names, sequences.counts().double(), {}, settings),
+        return TrainingData(
+            ModelSpec(self, sequences.item_names, sequences.counts().double(), {}, settings),
             train,
             lambda limit: Last(sequences.last_batches("valid", _AT_ONCE, length=length, seen=False, limit=limit)),
             (
@@ -74,22 +76,24 @@ class SequencesKind:
             ),
         )
 
-    def build(self, plan: Plan) -> Body:
-        return recurrent(plan)
+    def build(self, spec: ModelSpec) -> EncoderSpec:
+        return recurrent(spec)
 
-    def evaluation(self, model: Model, source: Source) -> tuple[Iterable[object], Sequence[str]]:
-        sequences = self._of(model, source)
-        last = sequences.last_batches("test", _AT_ONCE, length=model.plan.settings.length or 1, seen=False)
+    def evaluation_batches(self, spec: ModelSpec, source: Source) -> tuple[Iterable[object], Sequence[str]]:
+        sequences = _read(spec, source)
+        last = sequences.last_batches("test", _AT_ONCE, length=spec.settings.length or 1, seen=False)
         if not len(last.users):
             raise UserError(
                 f"`data` must hold a user of 3 items, the last of which is known, got none in {source.data}"
             )
-        about = f"{source.data.name}: the last item of {len(last.users):,} users, ranked among all {len(model.names):,}"
+        about = f"{source.data.name}: the last item of {len(last.users):,} users, ranked among all {len(spec.names):,}"
         return Last(last), (about, *_unknown(sequences))
 
-    def questions(self, model: Model, source: Source, *, size: int, seen: bool = True) -> Iterator[Questions]:
-        sequences = self._of(model, source)
-        after = sequences.last_batches("next", size, length=model.plan.settings.length or 1, seen=seen)
+    def predict_batches(
+        self, spec: ModelSpec, source: Source, *, size: int, with_seen: bool = True
+    ) -> Iterator[PredictBatch]:
+        sequences = _read(spec, source)
+        after = sequences.last_batches("next", size, length=spec.settings.length or 1, seen=with_seen)
         if sequences.unknown:
             nobody = sequences.num_users - len(after.users)
             also = f", and {nobody:,} users who have no others" if nobody else ""
@@ -97,10 +101,11 @@ class SequencesKind:
             warnings.warn(said, Notice, stacklevel=2)
         for users, (ids, lengths, _, has) in zip(after.users.split(size), after, strict=True):
             shown = [sequences.user_names[user] for user in users.tolist()]
-            yield Questions(shown, {"ids": ids, "last": lengths - 1}, has)
+            yield PredictBatch(shown, {"ids": ids, "last": lengths - 1}, has)
 
-    def _of(self, model: Model, source: Source) -> Sequences:
-        return read_sequences(source.data, item_names=model.names)
+
+def _read(spec: ModelSpec, source: Source) -> Sequences:
+    return read_sequences(source.data, item_names=spec.names)
 
 
 def _unknown(sequences: Sequences) -> list[str]:

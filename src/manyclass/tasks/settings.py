@@ -4,8 +4,8 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from manyclass import _check
-from manyclass.by_name import OBJECTIVES, OPTIMIZERS, SAMPLERS
 from manyclass.errors import UserError
+from manyclass.registry import check_options
 
 # What is larger would be built for hours, or could not be counted.
 _MOST = {"layers": 1000, **dict.fromkeys(("batch_size", "dim", "hidden_layers", "rank", "length"), 2**31 - 1)}
@@ -20,8 +20,8 @@ class Settings:
         patience: evaluations in a row without a better one after which it stops. None: never.
         batch_size: examples of a step; of text and interactions, sequences.
         optimizer: of the rows of classes and inputs: adagrad, adam or sgd.
-        rate: its learning rate.
-        network_rate: that of all other parameters, which Adam trains.
+        learning_rate: of the class and input vectors.
+        encoder_learning_rate: of all other parameters, which Adam trains.
         clip: the greatest length of the gradient.
         decay: whether rates fall linearly to 0 over the epochs.
         sampler, objective: by name; None: what a head with counts does.
@@ -40,8 +40,8 @@ class Settings:
     patience: int | None = None
     batch_size: int | None = None
     optimizer: str | None = None
-    rate: float | None = None
-    network_rate: float | None = None
+    learning_rate: float | None = None
+    encoder_learning_rate: float | None = None
     clip: float | None = None
     decay: bool | None = None
     sampler: str | None = None
@@ -62,7 +62,7 @@ class Settings:
         for name in ("epochs", "patience", "batch_size", "dim", "rank", "layers", "length"):
             if (value := getattr(self, name)) is not None:
                 _size(name, value)
-        for name in ("seconds", "rate", "network_rate", "clip", "rmse_log_z"):
+        for name in ("seconds", "encoder_learning_rate", "clip"):
             if (value := getattr(self, name)) is not None:
                 _check.number(name, value, low=0, strict=True)
         if self.dropout is not None:
@@ -71,15 +71,14 @@ class Settings:
             _check.number("regulariser", self.regulariser, low=0)
         for width in self.hidden_layers or ():
             _size("hidden_layers", width)
-        if isinstance(self.k, str):
-            _check.choice("k", self.k, ("auto",))
-        elif self.k is not None:
-            _check.whole("k", self.k, 1)
-        if self.rmse_log_z is not None and self.k != "auto":
-            raise ValueError(f"`rmse_log_z` must come with `k` 'auto', got k = {self.k}")
-        for name, known in (("optimizer", OPTIMIZERS), ("sampler", SAMPLERS), ("objective", OBJECTIVES)):
-            if (value := getattr(self, name)) is not None:
-                _check.choice(name, value, tuple(known))
+        check_options(
+            sampler=self.sampler,
+            objective=self.objective,
+            optimizer=self.optimizer,
+            learning_rate=self.learning_rate,
+            k=self.k,
+            rmse_log_z=self.rmse_log_z,
+        )
         _check.whole("seed", self.seed, 0)
 
     def over(self, defaults: "Settings") -> "Settings":

@@ -1,29 +1,29 @@
-"""What every kind of data gives a training, an evaluation and a prediction."""
+"""The interface that each kind of data implements for training, evaluation and prediction."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Protocol
 
-from torch import Tensor
+from torch import Tensor, nn
 
+from manyclass.data import Names
 from manyclass.data.files import ReadProgress as ReadProgress
 from manyclass.errors import UserError
-from manyclass.tasks.model import Body, Model, Plan
 from manyclass.tasks.settings import Settings
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where examples are, and how to read them. What is for another kind of data must be None.
+    """The files that examples come from, and how to read them. Fields of other kinds of data must be None.
 
     Args:
-        data: a file, or of text and triples a folder with train, valid and test.
-        held_out: a file to evaluate on. None: that of the folder, or a part of the data.
-        format: of features: svmlight, csv, tsv, parquet, npz or npy. None: what the file's ending says.
-        label: of tables: the column of labels.
-        labels: of .npy: the file of labels.
-        split, min_count: of text: what a token is, and how often one must occur to be a class.
+        data: a file; for text and triples also a folder with train, valid and test.
+        held_out: a file to evaluate on. None: the one in the folder, or a part of the data.
+        format: for features: svmlight, csv, tsv, parquet, npz or npy. None: by the file's ending.
+        label: for tables: the column of labels.
+        labels: for .npy: the file of labels.
+        split, min_count: for text: the way it is split into tokens, and how often a token must occur to be a class.
     """
 
     data: Path
@@ -36,32 +36,72 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Task:
-    """What a training needs.
+class EncoderSpec:
+    """The encoder of a model, and what the head must know of it.
 
     Args:
-        plan: of the model.
-        train: batches to train on.
-        held_out: batches to evaluate on, of at most so many examples; None: of all.
-        about: what was read, in a few words each.
-        penalty: added to the loss of a batch: of the model, its inputs and targets; None: nothing.
+        encoder: maps inputs to vectors.
+        dim: of those vectors.
+        tied: an embedding whose rows are the class vectors too; None: the head has separate ones.
+        bias: whether classes have a bias.
     """
 
-    plan: Plan
-    train: Any
-    held_out: Callable[[int | None], Iterable[object]]
-    about: Sequence[str]
-    penalty: Callable[[Model, Any, Tensor], Tensor] | None = None
+    encoder: nn.Module
+    dim: int
+    tied: nn.Embedding | None = None
+    bias: bool = True
 
 
 @dataclass(frozen=True)
-class Questions:
-    """Some examples to predict.
+class ModelSpec:
+    """All that determines a model, except its parameters.
 
     Args:
-        shown: what each is, in a word or a few.
+        task: the task of the kind of data that the model is for.
+        names: of the classes.
+        counts: float64 [C], the number of training examples of each class.
+        config: what the task needs to read inputs and to build an encoder, as `storage.save` takes it.
+        settings: how the model is built and trained.
+    """
+
+    task: "Task"
+    names: Names
+    counts: Tensor
+    config: Mapping[str, Any]
+    settings: Settings
+
+    def build(self) -> EncoderSpec:
+        """Build the encoder, with initial parameters."""
+        return self.task.build(self)
+
+
+@dataclass(frozen=True)
+class TrainingData:
+    """The data read for a training, and the spec of the model that follows from it.
+
+    Args:
+        spec: of the model.
+        train: batches to train on.
+        held_out: returns batches to evaluate on, of at most this many examples; None: all.
+        summary: a few lines that describe the data.
+        penalty: added to the loss of a batch, from the encoder, inputs and targets; None: nothing.
+    """
+
+    spec: ModelSpec
+    train: Any
+    held_out: Callable[[int | None], Iterable[object]]
+    summary: Sequence[str]
+    penalty: Callable[[nn.Module, Any, Tensor], Tensor] | None = None
+
+
+@dataclass(frozen=True)
+class PredictBatch:
+    """A batch of examples to predict.
+
+    Args:
+        shown: each example as text, for the output.
         inputs: of the encoder.
-        seen: ids [B, E], -1 pads: classes that an example has already; None: it has none, or nobody asked.
+        seen: ids [B, E], -1 pads: classes that an example already has; None: it has none, or they were not wanted.
     """
 
     shown: Sequence[str]
@@ -69,62 +109,29 @@ class Questions:
     seen: Tensor | None = None
 
 
-# The fields of a source that each kind of data has.
-_OWN = {
-    "features": ("format", "label", "labels"),
-    "text": ("split", "min_count"),
-    "sequences": (),
-    "triples": (),
-}
-
-
-def check_source(kind: str, source: Source) -> None:
-    """Raise where a source has something that is for another kind of data.
-
-    Raises:
-        UserError: it has.
-    """
-    for name in ("format", "label", "labels", "split", "min_count"):
-        value = getattr(source, name)
-        if value is not None and name not in _OWN[kind]:
-            raise UserError(f"`--{name.replace('_', '-')}` must be left out for {kind}, got {value}")
-    if kind == "sequences" and source.held_out is not None:
-        raise UserError(f"`--held-out` must be left out for sequences, whose last items are, got {source.held_out}")
-
-
-# The settings that some kinds of data have, and not others.
-_SHAPES = {
-    "features": ("hidden_layers", "rank"),
-    "text": ("dim", "layers", "dropout", "length", "tied"),
-    "sequences": ("dim", "layers", "dropout", "length", "tied"),
-    "triples": ("dim", "regulariser"),
-}
-
-
-def check_settings(kind: str, settings: Settings) -> None:
-    """Raise where settings have something that is for another kind of data.
-
-    Raises:
-        UserError: they have.
-    """
-    for name in sorted({name for names in _SHAPES.values() for name in names} - set(_SHAPES[kind])):
-        if (value := getattr(settings, name)) is not None:
-            option = {"hidden_layers": "hidden", "tied": "tied" if value else "untied"}.get(name, name)
-            raise UserError(f"`--{option}` must be left out for {kind}, got {value}")
-
-
-class Kind(Protocol):
-    """A kind of data.
+class Task(Protocol):
+    """The work on one kind of data: reading it, building an encoder for it, and giving batches of it.
 
     Attributes:
-        defaults: of its trainings.
-        metrics: what is measured beside the likelihood.
-        best_by: the metric by which the best model is chosen; "loss": by likelihood.
-        seen: whether answers may be what an example has already (a user's items, true tails), where nobody says; None:
-            examples have nothing of the kind.
-        by_line: whether a question is a line, so that those that come by the standard input, `-`, are answered one by
-            one.
+        kind: the kind of data: "features", "text", "sequences" or "triples".
+        source_fields: the optional fields of `Source` that apply.
+        settings_fields: the fields of `Settings` that apply to some kinds of data only.
+        defaults: default settings.
+        metrics: measured beside the likelihood.
+        best_by: the metric that selects the best model; "loss": the likelihood.
+        allows_seen: whether predictions include, by default, classes that an example already has (items of a user,
+            true tails); None: examples have no such classes.
+        by_line: whether each line is an example, so that lines of the standard input, `-`, are answered one by one.
     """
+
+    @property
+    def kind(self) -> str: ...
+
+    @property
+    def source_fields(self) -> Sequence[str]: ...
+
+    @property
+    def settings_fields(self) -> Sequence[str]: ...
 
     @property
     def defaults(self) -> Settings: ...
@@ -136,23 +143,49 @@ class Kind(Protocol):
     def best_by(self) -> str: ...
 
     @property
-    def seen(self) -> bool | None: ...
+    def allows_seen(self) -> bool | None: ...
 
     @property
     def by_line(self) -> bool: ...
 
-    def read(self, source: Source, settings: Settings, folder: Path, watch: ReadProgress | None = None) -> Task:
-        """Read what there is to train on; files that are kept meanwhile go into the folder."""
+    def read(self, source: Source, settings: Settings, folder: Path, watch: ReadProgress | None = None) -> TrainingData:
+        """Read the data to train on; temporary files go into the folder."""
         ...
 
-    def build(self, plan: Plan) -> Body:
-        """What comes before the head, with first parameters."""
+    def build(self, spec: ModelSpec) -> EncoderSpec:
+        """Build the encoder of a model, with initial parameters."""
         ...
 
-    def evaluation(self, model: Model, source: Source) -> tuple[Iterable[object], Sequence[str]]:
-        """Batches to evaluate a model on, and what they are."""
+    def evaluation_batches(self, spec: ModelSpec, source: Source) -> tuple[Iterable[object], Sequence[str]]:
+        """Return batches to evaluate a model on, and lines that describe them."""
         ...
 
-    def questions(self, model: Model, source: Source, *, size: int, seen: bool = True) -> Iterator[Questions]:
-        """What a model is asked, so many at a time, as it is read, with what is seen already or without."""
+    def predict_batches(
+        self, spec: ModelSpec, source: Source, *, size: int, with_seen: bool = True
+    ) -> Iterator[PredictBatch]:
+        """Iterate over the examples to predict as they are read, with the classes they already have or without."""
         ...
+
+
+def check_source(task: Task, source: Source) -> None:
+    """Check that a source has no field of another kind of data.
+
+    Raises:
+        UserError: it has one.
+    """
+    for name in [field.name for field in fields(Source)][1:]:
+        if (value := getattr(source, name)) is not None and name not in task.source_fields:
+            reason = ", whose last items are held out" if name == "held_out" else ""
+            raise UserError(f"`--{name.replace('_', '-')}` must be left out for {task.kind}{reason}, got {value}")
+
+
+def check_settings(task: Task, settings: Settings) -> None:
+    """Check that settings have no field of another kind of data.
+
+    Raises:
+        UserError: they have one.
+    """
+    for name in sorted({"dim", "dropout", "hidden_layers", "layers", "length", "rank", "regulariser", "tied"}):
+        if (value := getattr(settings, name)) is not None and name not in task.settings_fields:
+            option = {"hidden_layers": "hidden", "tied": "tied" if value else "untied"}.get(name, name)
+            raise UserError(f"`--{option}` must be left out for {task.kind}, got {value}")

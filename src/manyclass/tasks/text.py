@@ -13,12 +13,11 @@ from manyclass import _check
 from manyclass.data import Names, read_text
 from manyclass.data.files import line_batches, lines
 from manyclass.data.text import END, SPLITS, UNKNOWN, Text
+from manyclass.defaults import IGNORE_INDEX
 from manyclass.encoders import Recurrent
 from manyclass.errors import UserError
-from manyclass.tasks.model import Body, Model, Plan
 from manyclass.tasks.settings import Settings
-from manyclass.tasks.task import Questions, ReadProgress, Source, Task
-from manyclass.training.batch import IGNORED
+from manyclass.tasks.task import EncoderSpec, ModelSpec, PredictBatch, ReadProgress, Source, TrainingData
 
 _SCENE = 64  # tokens that an evaluation reads before those it counts
 _EVALUATED = 256  # pieces of an evaluation at once
@@ -53,7 +52,7 @@ class Segments:
             yield piece[:, :-1], piece[:, 1:].contiguous()
 
 
-class Windows:
+class ContextWindows:
     """Batches that go through a text once: each token is predicted from those before it, 64 of them or more.
 
     Args:
@@ -76,19 +75,22 @@ class Windows:
         for part in self._firsts.split(_EVALUATED):
             place = part.unsqueeze(1) + torch.arange(-_SCENE, _SCENE + 1)
             piece = self._ids[place.clamp(0, n - 1)].masked_fill_(place < 0, self._start)
-            target = piece[:, _SCENE + 1 :].masked_fill(place[:, _SCENE + 1 :] >= n, IGNORED)
+            target = piece[:, _SCENE + 1 :].masked_fill(place[:, _SCENE + 1 :] >= n, IGNORE_INDEX)
             yield {"ids": piece[:, :-1], "skip": _SCENE}, target
 
 
-class TextKind:
+class TextTask:
     """Plain text: tokens between spaces, or words; a class is a token, an example is what stands before it."""
 
+    kind = "text"
+    source_fields = ("held_out", "split", "min_count")
+    settings_fields = ("dim", "layers", "dropout", "length", "tied")
     defaults = Settings(
         epochs=10,
         batch_size=32,
         optimizer="adam",
-        rate=0.004,
-        network_rate=0.004,
+        learning_rate=0.004,
+        encoder_learning_rate=0.004,
         clip=1.0,
         decay=True,
         dim=256,
@@ -99,27 +101,27 @@ class TextKind:
     )
     metrics = ("accuracy", "accuracy@10")
     best_by = "loss"
-    seen = None
+    allows_seen = None
     by_line = True
 
-    def read(self, source: Source, settings: Settings, folder: Path, watch: ReadProgress | None = None) -> Task:
+    def read(self, source: Source, settings: Settings, folder: Path, watch: ReadProgress | None = None) -> TrainingData:
         split, min_count = source.split or "spaces", source.min_count or 1
         text = read_text(
             source.data, held_out=source.held_out, split=split, min_count=min_count, folder=folder, progress=watch
         )
-        return self.task(text, settings, {"split": split})
+        return self.training_data(text, settings, {"split": split})
 
-    def task(self, text: Text, settings: Settings, config: dict[str, Any]) -> Task:
+    def training_data(self, text: Text, settings: Settings, config: dict[str, Any]) -> TrainingData:
         """The task of a text that is read already."""
         names = Names(text.vocabulary)
         counts = torch.bincount(text.train, minlength=len(names)).double()
-        plan = Plan("text", names, counts, config, settings)
+        spec = ModelSpec(self, names, counts, config, settings)
         start = _start(names)
         unigram = math.exp(-_log_frequency(counts)[text.held_out[1:]].mean().item())
-        return Task(
-            plan,
+        return TrainingData(
+            spec,
             Segments(text.train, settings.batch_size or 1, settings.length or 1, seed=settings.seed),
-            lambda limit: Windows(text.held_out, start=start, limit=limit),
+            lambda limit: ContextWindows(text.held_out, start=start, limit=limit),
             (
                 f"{text.source}: {len(text.train):,} tokens to train on, {len(text.held_out):,} held out, "
                 f"{len(names):,} classes",
@@ -127,35 +129,37 @@ class TextKind:
             ),
         )
 
-    def build(self, plan: Plan) -> Body:
-        _check.choice("split", plan.config["split"], tuple(SPLITS))
-        return recurrent(plan)
+    def build(self, spec: ModelSpec) -> EncoderSpec:
+        _check.choice("split", spec.config["split"], tuple(SPLITS))
+        return recurrent(spec)
 
-    def evaluation(self, model: Model, source: Source) -> tuple[Iterable[object], Sequence[str]]:
-        ids, unknown = _number(model, source.data)
+    def evaluation_batches(self, spec: ModelSpec, source: Source) -> tuple[Iterable[object], Sequence[str]]:
+        ids, unknown = _number(spec, source.data)
         if len(ids) < 2:
             raise UserError(f"`data` must hold at least 2 tokens that the model knows, got {len(ids)} in {source.data}")
         about = f"{source.data.name}: {len(ids):,} tokens"
         if unknown:
-            what = "count as <unk>" if model.names.ids(UNKNOWN) is not None else "are left out"
+            what = "count as <unk>" if spec.names.ids(UNKNOWN) is not None else "are left out"
             about += f", and {unknown:,} that the model does not know {what}"
-        return Windows(ids, start=_start(model.names)), (about,)
+        return ContextWindows(ids, start=_start(spec.names)), (about,)
 
-    def questions(self, model: Model, source: Source, *, size: int, seen: bool = True) -> Iterator[Questions]:
-        split, start = SPLITS[model.plan.config["split"]], _start(model.names)
+    def predict_batches(
+        self, spec: ModelSpec, source: Source, *, size: int, with_seen: bool = True
+    ) -> Iterator[PredictBatch]:
+        split, start = SPLITS[spec.config["split"]], _start(spec.names)
         for batch in line_batches(source.data, size):
-            known = [(line, [i for i in _ids(model.names, split(line)) if i >= 0]) for _, line in batch]
+            known = [(line, [i for i in _ids(spec.names, split(line)) if i >= 0]) for _, line in batch]
             yield _asked([(line, [start, *ids][-4 * _SCENE :]) for line, ids in known])
 
 
-def recurrent(plan: Plan) -> Body:
+def recurrent(spec: ModelSpec) -> EncoderSpec:
     """An LSTM over the classes themselves, tied to the head or not."""
-    settings = plan.settings
+    settings = spec.settings
     dim = settings.dim or 1
-    embedding = nn.Embedding(len(plan.names), dim, sparse=True)
+    embedding = nn.Embedding(len(spec.names), dim, sparse=True)
     nn.init.normal_(embedding.weight, std=dim**-0.5)
     encoder = Recurrent(embedding, layers=settings.layers or 1, dropout=settings.dropout or 0.0)
-    return Body(encoder, dim, embedding if settings.tied else None)
+    return EncoderSpec(encoder, dim, embedding if settings.tied else None)
 
 
 def _start(names: Names) -> int:
@@ -170,9 +174,9 @@ def _ids(names: Names, tokens: Iterable[str]) -> list[int]:
     return [other if (found := names.ids(token)) is None else found for token in tokens]
 
 
-def _number(model: Model, path: Path) -> tuple[Tensor, int]:
+def _number(spec: ModelSpec, path: Path) -> tuple[Tensor, int]:
     """The ids of a text, and how many of its tokens the model does not know."""
-    split, names = SPLITS[model.plan.config["split"]], model.names
+    split, names = SPLITS[spec.config["split"]], spec.names
     ids = array("q")
     unknown = 0
     for line in lines(path):
@@ -183,11 +187,11 @@ def _number(model: Model, path: Path) -> tuple[Tensor, int]:
     return torch.frombuffer(ids, dtype=torch.int64) if ids else torch.empty(0, dtype=torch.int64), unknown
 
 
-def _asked(held: Sequence[tuple[str, Sequence[int]]]) -> Questions:
+def _asked(held: Sequence[tuple[str, Sequence[int]]]) -> PredictBatch:
     length = max(len(ids) for _, ids in held)
     rows = torch.tensor([[*ids, *[0] * (length - len(ids))] for _, ids in held])
     last = torch.tensor([len(ids) - 1 for _, ids in held])
-    return Questions([line for line, _ in held], {"ids": rows, "last": last})
+    return PredictBatch([line for line, _ in held], {"ids": rows, "last": last})
 
 
 def _log_frequency(counts: Tensor) -> Tensor:

@@ -12,9 +12,8 @@ from manyclass.data.triples import both_ways
 from manyclass.encoders import ComplEx
 from manyclass.encoders.complex import START
 from manyclass.errors import UserError
-from manyclass.tasks.model import Body, Model, Plan
 from manyclass.tasks.settings import Settings
-from manyclass.tasks.task import Questions, ReadProgress, Source, Task
+from manyclass.tasks.task import EncoderSpec, ModelSpec, PredictBatch, ReadProgress, Source, TrainingData
 
 _AT_ONCE = 1024
 _ASKED = "?"
@@ -51,18 +50,21 @@ class TripleBatches:
             yield triples[:, :2], triples[:, 2].contiguous(), extras
 
 
-class TriplesKind:
+class TriplesTask:
     """Knowledge-graph triples, `head TAB relation TAB tail` a line; relations have reciprocals, which ask for heads."""
 
+    kind = "triples"
+    source_fields = ("held_out",)
+    settings_fields = ("dim", "regulariser")
     defaults = Settings(
-        epochs=30, batch_size=1000, optimizer="adagrad", rate=0.1, decay=False, dim=200, regulariser=0.05
+        epochs=30, batch_size=1000, optimizer="adagrad", learning_rate=0.1, decay=False, dim=200, regulariser=0.05
     )
     metrics = ("MRR", "hits@1", "hits@3", "hits@10")
     best_by = "MRR"
-    seen = True
+    allows_seen = True
     by_line = True
 
-    def read(self, source: Source, settings: Settings, folder: Path, watch: ReadProgress | None = None) -> Task:
+    def read(self, source: Source, settings: Settings, folder: Path, watch: ReadProgress | None = None) -> TrainingData:
         triples = read_triples(source.data, valid=source.held_out, progress=watch)
         if not len(triples.valid):
             # A file alone: one triple in twenty is held out.
@@ -78,18 +80,17 @@ class TriplesKind:
             # Kept with the model: what it is measured on later is filtered by them too. Those of test are not its.
             "known": torch.cat([triples.train, triples.valid]).int(),
         }
-        plan = Plan("triples", Names(triples.entities), counts, config, settings)
+        spec = ModelSpec(self, Names(triples.entities), counts, config, settings)
         valid = triples.both_ways(triples.valid)
         known = triples.known("train", "valid", *(["test"] if len(triples.test) else []))
         weight = settings.regulariser or 0.0
 
-        def penalty(model: Model, pairs: Tensor, tails: Tensor) -> Tensor:
-            encoder = model.encoder
+        def penalty(encoder: nn.Module, pairs: Tensor, tails: Tensor) -> Tensor:
             assert isinstance(encoder, ComplEx)
             return weight * encoder.cubes(pairs, tails)
 
-        return Task(
-            plan,
+        return TrainingData(
+            spec,
             TripleBatches(train, settings.batch_size or 1, seed=settings.seed),
             lambda limit: TripleBatches(valid[_some(len(valid), limit)], _AT_ONCE, known=known),
             (
@@ -100,26 +101,26 @@ class TriplesKind:
             penalty if weight else None,
         )
 
-    def build(self, plan: Plan) -> Body:
-        dim = plan.settings.dim or 2
+    def build(self, spec: ModelSpec) -> EncoderSpec:
+        dim = spec.settings.dim or 2
         if dim % 2:
             raise UserError(f"`dim` must be even for triples, whose vectors are of complex numbers, got {dim}")
-        relations = plan.config["relations"]
+        relations = spec.config["relations"]
         if not isinstance(relations, list) or not all(isinstance(name, str) for name in relations):
             raise ValueError("`relations` must be names, got others")
-        _check_known(plan.config["known"], len(plan.names), len(Names(relations)))
-        entities = nn.Embedding(len(plan.names), dim, sparse=True)
+        _check_known(spec.config["known"], len(spec.names), len(Names(relations)))
+        entities = nn.Embedding(len(spec.names), dim, sparse=True)
         nn.init.normal_(entities.weight, std=START)
-        return Body(ComplEx(entities, 2 * len(Names(relations))), dim, entities, bias=False)
+        return EncoderSpec(ComplEx(entities, 2 * len(Names(relations))), dim, entities, bias=False)
 
-    def evaluation(self, model: Model, source: Source) -> tuple[Iterable[object], Sequence[str]]:
+    def evaluation_batches(self, spec: ModelSpec, source: Source) -> tuple[Iterable[object], Sequence[str]]:
         triples = read_triples(source.data, test=source.held_out)
         asked, split = next(
             ((part, name) for name in ("test", "valid", "train") if len(part := getattr(triples, name))),
         )
-        relations = Names(model.plan.config["relations"])
-        ids, unknown = _translated(asked, triples, model.names, relations)
-        read, _ = _translated(torch.cat([triples.train, triples.valid, triples.test]), triples, model.names, relations)
+        relations = Names(spec.config["relations"])
+        ids, unknown = _translated(asked, triples, spec.names, relations)
+        read, _ = _translated(torch.cat([triples.train, triples.valid, triples.test]), triples, spec.names, relations)
         if not len(ids):
             raise UserError(
                 f"`data` must hold triples that the model knows, got {len(asked):,} of others in {source.data}"
@@ -128,15 +129,17 @@ class TriplesKind:
         about = f"{source.data.name}: {len(ids):,} {of}, each both ways, ranks filtered"
         if unknown:
             about += f"; {unknown:,} of entities or relations that the model does not know are left out"
-        return TripleBatches(both_ways(ids, len(relations)), _AT_ONCE, known=_known(model, read)), (about,)
+        return TripleBatches(both_ways(ids, len(relations)), _AT_ONCE, known=_known(spec, read)), (about,)
 
-    def questions(self, model: Model, source: Source, *, size: int, seen: bool = True) -> Iterator[Questions]:
-        relations, known = Names(model.plan.config["relations"]), _known(model) if seen else None
+    def predict_batches(
+        self, spec: ModelSpec, source: Source, *, size: int, with_seen: bool = True
+    ) -> Iterator[PredictBatch]:
+        relations, known = Names(spec.config["relations"]), _known(spec) if with_seen else None
         for batch in line_batches(source.data, size):
             shown, pairs, fault = list[str](), list[tuple[int, int, int]](), None
             for number, line in batch:
                 try:
-                    pairs.append((*_asked(line, number, source.data, model.names, relations), -1))
+                    pairs.append((*_asked(line, number, source.data, spec.names, relations), -1))
                 except UserError as error:
                     # What was asked before it is answered.
                     fault = error
@@ -144,7 +147,7 @@ class TriplesKind:
                 shown.append(line)
             if pairs:
                 asked = torch.tensor(pairs)
-                yield Questions(shown, asked[:, :2], None if known is None else known.others(asked))
+                yield PredictBatch(shown, asked[:, :2], None if known is None else known.others(asked))
             if fault is not None:
                 raise fault
 
@@ -167,9 +170,9 @@ def _asked(line: str, number: int, path: Path, entities: Names, relations: Names
     return entity, relation + (len(relations) if backwards else 0)
 
 
-def _known(model: Model, more: Tensor | None = None) -> KnownTails:
+def _known(spec: ModelSpec, more: Tensor | None = None) -> KnownTails:
     """What is true, both ways: the triples that a model was made from, and more [N, 3] of its ids."""
-    own, number = model.plan.config["known"].long(), len(model.plan.config["relations"])
+    own, number = spec.config["known"].long(), len(spec.config["relations"])
     triples = own if more is None else torch.cat([own, more])
     return KnownTails.of(both_ways(triples, number), num_relations=2 * number)
 

@@ -8,6 +8,7 @@ from manyclass.training.checkpoints import load_checkpoint as load_checkpoint
 from manyclass.training.csv_log import CSVLog as CSVLog
 from manyclass.training.evaluate import Evaluation as Evaluation
 from manyclass.training.evaluate import HeldOut as HeldOut
+from manyclass.training.evaluate import NoExamplesError as NoExamplesError
 from manyclass.training.evaluate import evaluate as evaluate
 from manyclass.training.history import History as History
 from manyclass.training.history import Progress as Progress

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from manyclass import _check
+from manyclass.defaults import IGNORE_INDEX
 
-IGNORED = -100
 _EXTRAS = ("weight", "exclude", "log_z")
 
 
@@ -55,7 +55,7 @@ class Batch:
             raise TypeError(f"`extras` must be a mapping, got {type(extras).__name__}")
         for name in extras:
             _check.choice("extras", name, _EXTRAS)
-        examples = int((target != IGNORED).sum()) if target.device.type == "cpu" else target.numel()
+        examples = int((target != IGNORE_INDEX).sum()) if target.device.type == "cpu" else target.numel()
         given = {name: moved(extras.get(name), device) for name in _EXTRAS}
         return cls(moved(inputs, device), moved(target, device), **given, examples=examples)
 
@@ -67,7 +67,7 @@ class Batch:
     def mean_weight(self) -> Tensor:
         """Of the targets that are not left out, where there are weights. A head's mean loss is without it."""
         assert self.weight is not None
-        present = self.target != IGNORED
+        present = self.target != IGNORE_INDEX
         return torch.where(present, self.weight, 0.0).sum() / present.sum().clamp(min=1)
 
 

@@ -1,44 +1,47 @@
-"""What a training leaves on disk while it runs."""
+"""Checkpoints of a training on disk."""
 
 import math
 import time
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from manyclass import _check, storage
 from manyclass.errors import NotSavedWarning, UserError
 from manyclass.training.callback import Callback
-from manyclass.training.history import History, Progress, Record, cost
+from manyclass.training.history import History, Record, cost
 
-Which = Literal["newest", "previous", "best"]
+if TYPE_CHECKING:
+    from manyclass.training.loop import Training
 
-_KINDS = {"newest": "checkpoint", "previous": "checkpoint", "best": "model"}
+CheckpointName = Literal["newest", "previous", "best"]
+
+_CONTENT_TYPES = {"newest": "checkpoint", "previous": "checkpoint", "best": "model"}
 
 
 class Checkpoints(Callback):
-    """Saves a training now and then, and the model whenever it is the best so far.
+    """A callback that saves the training every so often, and the model after each new best evaluation.
 
-    The folder gets three files: `newest.safetensors`, from which a training goes on; `previous.safetensors`, the one
-    before; and `best.safetensors`, the best model by then. Each is at every moment a whole file, so a
-    process that is killed loses the time since the newest and nothing else. The file before stays until the new one is
-    in place, so for a moment there are four.
+    The folder gets three files: `newest.safetensors`, from which a training is resumed; `previous.safetensors`, the
+    one before; and `best.safetensors`, the best model so far. Files are replaced by atomic renames, so a killed
+    process loses only the time since the newest. The old file stays until the new one is in place, so four files exist
+    for a moment.
 
-    A save that fails while the training runs is a warning, and is tried again when the next is due; of the best model,
-    when an evaluation is better than the one that was saved. At the end it is an error. A training that fails leaves
-    its last checkpoint as it is.
+    A save that fails during the training is a warning, and is retried when the next one is due; for the best model,
+    after the next evaluation that beats the saved one. At the end it is an error. A training that fails leaves its
+    last checkpoint as it is.
 
     Args:
-        folder: where to; it is made. What other trainings left there is overwritten.
-        state: gives all that another training needs to go on: the state_dicts of encoder, head, optimisers, schedulers
-            and `Training`.
-        model: gives what predictions need.
+        folder: folder of the files, made if needed. Files of other trainings in it are overwritten.
+        state: returns, for a training, all that is needed to resume it: the state dicts of encoder, head, optimisers,
+            schedulers and the training.
+        model: returns all that predictions need.
         every: seconds between two checkpoints.
-        by: what the best model is the best by: "loss", or the name of a metric that is to be great.
+        by: the criterion of the best model: "loss", or the name of a metric, larger is better.
 
     Raises:
-        UserError: the folder cannot be made. When the training ends: the last checkpoint cannot be saved.
+        UserError: the folder cannot be made, or the last checkpoint cannot be saved at the end of the training.
         ValueError: `every` is negative.
 
     Example:
@@ -49,29 +52,24 @@ class Checkpoints(Callback):
         >>> def setting(steps):
         ...     head = ClassHead(8, 500)
         ...     optimizer = torch.optim.Adam(head.parameters())
-        ...     parts = {"head": head, "optimizer": optimizer}
-        ...     checkpoints = Checkpoints(
-        ...         folder,
-        ...         lambda: {name: part.state_dict() for name, part in parts.items()},
-        ...         model=head.state_dict,
-        ...     )
+        ...     def state(training):
+        ...         parts = {"head": head, "optimizer": optimizer, "training": training}
+        ...         return {name: part.state_dict() for name, part in parts.items()}
+        ...     checkpoints = Checkpoints(folder, state, model=head.state_dict)
         ...     batches = [(torch.randn(16, 8), torch.arange(16))]
-        ...     parts["training"] = Training(head, batches, optimizer, steps=steps, callbacks=[checkpoints])
-        ...     return parts, checkpoints
-        >>> setting(3)[0]["training"].run().progress.step
+        ...     return checkpoints, Training(head, batches, optimizer, steps=steps, callbacks=[checkpoints])
+        >>> setting(3)[1].run().progress.step
         3
-        >>> parts, checkpoints = setting(5)
-        >>> for name, state in checkpoints.resume().items():
-        ...     parts[name].load_state_dict(state)
-        <All keys matched successfully>
-        >>> parts["training"].progress.step
+        >>> checkpoints, training = setting(5)
+        >>> training.load_state_dict(checkpoints.resume()["training"])
+        >>> training.progress.step
         3
     """
 
     def __init__(
         self,
         folder: Path | str,
-        state: Callable[[], Mapping[str, object]],
+        state: "Callable[[Training], Mapping[str, object]]",
         *,
         model: Callable[[], Mapping[str, object]],
         every: float = 60.0,
@@ -80,9 +78,9 @@ class Checkpoints(Callback):
         self._folder = folder = Path(folder)
         self._state, self._model = state, model
         self._every, self._by = _check.number("every", every, low=0), by
-        # Of the model that was saved last; with the newest checkpoint, lest a worse one follow when it is resumed.
+        # Cost of the best model saved; checkpoints hold it, so that a resumed training does not save a worse model.
         self._best_cost = math.inf
-        self._owed: Record | None = None
+        self._unsaved_best: Record | None = None
         self._saved_at = time.monotonic()
         self._warned = False
         try:
@@ -90,45 +88,48 @@ class Checkpoints(Callback):
         except OSError as error:
             raise UserError(f"cannot make the folder {folder}: {error.strerror}") from None
 
-    def resume(self, which: Literal["newest", "previous"] = "newest") -> dict[str, Any]:
-        """What `state` gave, to be loaded into the parts of this training.
+    def resume(self, checkpoint: Literal["newest", "previous"] = "newest") -> dict[str, Any]:
+        """Return the state that `state` gave, to be loaded into the parts of this training.
 
         Raises:
             UserError: as `load_checkpoint`.
         """
-        content, _ = _read(self._folder, which)
+        content, _ = _read(self._folder, checkpoint)
         self._best_cost = content["best_cost"]
         state: dict[str, Any] = content["state"]
         return state
 
-    def on_record(self, record: Record) -> None:
+    def on_record(self, training: "Training", record: Record) -> None:
+        """Save the model if this evaluation is the best."""
         if record.held_out_loss is not None and cost(record, self._by) < self._best_cost:
-            self._owed = record
+            self._unsaved_best = record
             self._try(self._save_best)
 
-    def on_step(self, progress: Progress) -> None:
+    def on_step(self, training: "Training") -> None:
+        """Save a checkpoint if one is due."""
         if time.monotonic() - self._saved_at >= self._every:
-            self._try(self._save_newest)
-            # Not from before: where saving takes long, time must be left to train.
+            self._try(lambda: self._save_newest(training))
+            # The interval starts after the save: where saving takes long, time must be left to train.
             self._saved_at = time.monotonic()
 
-    def on_end(self, history: History) -> None:
+    def on_end(self, training: "Training", history: History) -> None:
+        """Save the last checkpoint, unless the training failed."""
         if history.stopped == "failed":
             return
-        # If there was no step since, the model is still the one that could not be saved, or was while Ctrl-C came.
-        if self._owed is not None and self._owed.step == history.progress.step:
+        # Without a step since, the model is still the best one, whose save failed or was cut short by Ctrl-C.
+        if self._unsaved_best is not None and self._unsaved_best.step == history.progress.step:
             self._save_best()
-        self._save_newest()
+        self._save_newest(training)
 
     def _save_best(self) -> None:
-        if self._owed is not None:
-            storage.save(_path(self._folder, "best"), self._model(), content_type=_KINDS["best"])
-            self._best_cost, self._owed = cost(self._owed, self._by), None
+        if self._unsaved_best is not None:
+            storage.save(_path(self._folder, "best"), self._model(), content_type=_CONTENT_TYPES["best"])
+            self._best_cost, self._unsaved_best = cost(self._unsaved_best, self._by), None
 
-    def _save_newest(self) -> None:
-        content = {"state": self._state(), "best_cost": self._best_cost}
+    def _save_newest(self, training: "Training") -> None:
+        content = {"state": self._state(training), "best_cost": self._best_cost}
         previous = _path(self._folder, "previous")
-        storage.save(_path(self._folder, "newest"), content, content_type=_KINDS["newest"], keep=previous)
+        storage.save(_path(self._folder, "newest"), content, content_type=_CONTENT_TYPES["newest"], keep=previous)
 
     def _try(self, save: Callable[[], None]) -> None:
         try:
@@ -141,45 +142,45 @@ class Checkpoints(Callback):
             self._warned = False
 
 
-def load_checkpoint(folder: Path | str, which: Which = "newest") -> tuple[dict[str, Any], Path]:
-    """What `Checkpoints` saved, and the file it is from.
+def load_checkpoint(folder: Path | str, checkpoint: CheckpointName = "newest") -> tuple[dict[str, Any], Path]:
+    """Return the content that `Checkpoints` saved, and its file.
 
     Args:
         folder: of the checkpoints.
-        which: "newest" or "previous", for what `state` gave; "best", for what `model` gave.
+        checkpoint: "newest" or "previous", for what `state` returned; "best", for what `model` returned.
 
     Raises:
-        UserError: the file is refused; the message says why, and which of the others can be read.
+        UserError: the file cannot be read; the message gives the reason and names a file that can be read.
     """
-    content, path = _read(Path(folder), which)
-    return content if which == "best" else content["state"], path
+    content, path = _read(Path(folder), checkpoint)
+    return content if checkpoint == "best" else content["state"], path
 
 
-def _read(folder: Path, which: Which) -> tuple[dict[str, Any], Path]:
-    _check.choice("which", which, tuple(_KINDS))
-    path = _path(folder, which)
+def _read(folder: Path, checkpoint: CheckpointName) -> tuple[dict[str, Any], Path]:
+    _check.choice("checkpoint", checkpoint, tuple(_CONTENT_TYPES))
+    path = _path(folder, checkpoint)
     try:
-        content = storage.load(path, content_type=_KINDS[which])
+        content = storage.load(path, content_type=_CONTENT_TYPES[checkpoint])
         state, best_cost = content.get("state"), content.get("best_cost")
-        if which != "best" and not (isinstance(state, dict) and isinstance(best_cost, float)):
+        if checkpoint != "best" and not (isinstance(state, dict) and isinstance(best_cost, float)):
             raise UserError(f"cannot read {path}: it is damaged: it has no state of a training")
     except UserError as error:
-        raise UserError(f"{error}; {_offer(folder, which)}") from None
+        raise UserError(f"{error}; {_offer(folder, checkpoint)}") from None
     return content, path
 
 
-def _offer(folder: Path, refused: Which) -> str:
-    for which, kind in _KINDS.items():
-        path = _path(folder, which)
-        if which != refused:
+def _offer(folder: Path, refused: CheckpointName) -> str:
+    for checkpoint, kind in _CONTENT_TYPES.items():
+        path = _path(folder, checkpoint)
+        if checkpoint != refused:
             try:
                 storage.check(path, content_type=kind)
             except UserError:
                 continue
-            alone = ", though it is the model alone" if which == "best" else ""
-            return f"{path} can be read{alone}: `which` may be {which!r}"
+            alone = ", though it is the model alone" if checkpoint == "best" else ""
+            return f"{path} can be read{alone}: `checkpoint` may be {checkpoint!r}"
     return f"nothing else in {folder} can be read"
 
 
-def _path(folder: Path, which: str) -> Path:
-    return folder / f"{which}.safetensors"
+def _path(folder: Path, checkpoint: str) -> Path:
+    return folder / f"{checkpoint}.safetensors"

@@ -2,15 +2,20 @@
 
 import contextlib
 import csv
+import io
 import math
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
-from manyclass.errors import NotSavedWarning
+from manyclass import storage
+from manyclass.errors import NotSavedWarning, UserError
 from manyclass.training.callback import Callback
 from manyclass.training.history import History, Record
+
+if TYPE_CHECKING:
+    from manyclass.training.loop import Training
 
 _COLUMNS = ("step", "epoch", "examples", "seconds", "loss", "held_out_loss", "rmse_log_z")
 
@@ -40,7 +45,7 @@ class CSVLog(Callback):
         """Raise if rows cannot go on below those that the file has."""
         self._rows()
 
-    def on_record(self, record: Record) -> None:
+    def on_record(self, training: "Training", record: Record) -> None:
         values = [getattr(record, name) for name in _COLUMNS] + [record.metrics.get(name) for name in self._metrics]
         self._owed.append(values)
         try:
@@ -48,16 +53,16 @@ class CSVLog(Callback):
                 self._file = self._open(int(self._owed[0][0]))  # type: ignore[call-overload]
             csv.writer(self._file, lineterminator="\n").writerows(self._owed)
             self._file.flush()
-        except OSError as error:
+        except (OSError, UserError) as error:
             self._close()
             if not self._warned:
-                reason = error.strerror or error
+                reason = error.strerror if isinstance(error, OSError) else error
                 warnings.warn(f"cannot write {self._path}: {reason}. Rows follow later", NotSavedWarning, stacklevel=2)
             self._warned = True
         else:
             self._owed, self._warned = [], False
 
-    def on_end(self, history: History) -> None:
+    def on_end(self, training: "Training", history: History) -> None:
         self._close()
 
     def _close(self) -> None:
@@ -70,14 +75,10 @@ class CSVLog(Callback):
     def _open(self, step: int) -> TextIO:
         # A row without its end is of a writer that was killed.
         kept = [row for row in self._rows() if row.endswith("\n") and _step(row) < step]
-        beside = self._path.with_name(f"{self._path.name}.tmp")
-        try:
-            with beside.open("w", encoding="utf-8", newline="") as file:
-                csv.writer(file, lineterminator="\n").writerow([*_COLUMNS, *self._metrics])
-                file.writelines(kept)
-            beside.replace(self._path)
-        finally:
-            beside.unlink(missing_ok=True)
+        header = io.StringIO()
+        csv.writer(header, lineterminator="\n").writerow([*_COLUMNS, *self._metrics])
+        with storage.atomic_write(self._path) as temporary:
+            temporary.write_bytes("".join([header.getvalue(), *kept]).encode())
         return self._path.open("a", encoding="utf-8", newline="")
 
     def _rows(self) -> list[str]:

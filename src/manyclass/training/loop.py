@@ -1,4 +1,4 @@
-"""The loop: batches in, steps, records out."""
+"""The training loop."""
 
 import math
 import time
@@ -12,50 +12,46 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from manyclass import _check
-from manyclass.training import _interrupt, _random
-from manyclass.training._best import Best
-from manyclass.training._limits import Limits
-from manyclass.training._spent import Spent
-from manyclass.training._stream import Stream
-from manyclass.training._update import Clip, Update
+from manyclass.training._stepping import BatchStream, Clip, Update, rng_state, set_rng_state
+from manyclass.training._stopping import Best, Limits, Stopwatch, defer_interrupts
 from manyclass.training.batch import Batch, device_of
 from manyclass.training.callback import Callback
 from manyclass.training.evaluate import HeldOut, evaluate
 from manyclass.training.history import History, Progress, Record, Stopped, cost
 from manyclass.training.probe import Probe
 
-_SMOOTHING = 0.02
+_LOSS_SMOOTHING = 0.02  # the share of the newest step in the running mean of the loss
 
 
 class Training:
     """Trains an encoder and a head until the first of its limits.
 
-    A step is `head(encoder(inputs), target)`, its gradients, the optimisers, then the schedulers: those are stepped
-    once a step. Parts stay in the mode (`train`, `eval`) they are in. The same seed gives the same run, bit for bit on
-    the CPU; what else is random (first parameters, dropout, a loader that shuffles) follows `torch.manual_seed`.
+    A step computes `head(encoder(inputs), target)` and its gradients, then steps the optimisers and the schedulers.
+    Modules stay in the mode (`train` or `eval`) they are in. The same seed gives the same run, bit for bit on the CPU;
+    everything else that is random (initial parameters, dropout, a shuffling loader) follows `torch.manual_seed`.
 
     Args:
-        head: whose loss is minimised.
+        head: the head whose loss is minimised.
         batches: an iterable of `(inputs, target)` or `(inputs, target, extras)`, see `Batch`; an epoch is one pass. If
             it, or its `sampler`, has `set_epoch`, that is called with the number of epochs completed.
         optimizers: one, or several of different parameters.
-        encoder: from inputs to the head's `hidden`. None: inputs are that.
-        schedulers: of learning rates.
-        epochs, steps, seconds: limits, of which at least one is needed; evaluations take none of the seconds.
-        held_out: what to evaluate on, when, and when to stop for it.
+        encoder: maps inputs to the head's `hidden`. None: inputs are `hidden`.
+        schedulers: learning-rate schedulers, stepped once per step.
+        epochs, steps, seconds: limits, at least one; evaluations do not count as seconds.
+        held_out: the data to evaluate on, when to evaluate, and when to stop early.
         probe: when and how to measure the error of log Z̃.
-        report_every: how many steps lie between records of the training loss.
-        penalty: what is added to the loss of a batch, such as a regulariser; records tell the loss without it.
-        clip: the most that the gradients of all optimisers' parameters may be long together; or a function that is
-            given these parameters when they have their gradients.
-        callbacks: what is told of it.
-        seed: of the head's draws.
+        report_every: steps between records of the training loss.
+        penalty: added to the loss of a batch, such as a regulariser; records hold the loss without it.
+        clip: clip the gradient norm over the parameters of all optimisers at this value; or a function that is
+            called with these parameters once they have gradients.
+        callbacks: called with this training after steps, after records and at the end.
+        seed: seed of the head's draws.
 
     Raises:
-        TypeError: an iterator as `batches` of several epochs, or a scheduler that wants a metric.
-        ValueError: no limit or optimiser, a parameter that two optimisers have, or a number out of range. While it
-            runs: no batch; as a `DivergedError`, a loss that is not finite, which a GPU tells with the next record
-            only.
+        TypeError: `batches` is an iterator but there are several epochs, or a scheduler needs a metric.
+        ValueError: there is no limit or no optimiser, two optimisers share a parameter, or a number is out of range.
+            During the run: there is no batch, or, as a `DivergedError`, the loss is not finite; on a GPU that is
+            noticed at the next record.
 
     Example:
         >>> from manyclass import ClassHead
@@ -89,10 +85,10 @@ class Training:
         self._head, self._device = head, device_of(head)
         self._encoder = nn.Identity() if encoder is None else encoder
         self._limits = Limits(epochs, steps, seconds)
-        self._stream = Stream(batches, self._device)
+        self._stream = BatchStream(batches, self._device)
         if self._stream.one_shot and epochs is not None and epochs > 1:
-            kind = type(batches).__name__
-            raise TypeError(f"`batches` must be iterable more than once for {epochs} epochs, got a {kind}")
+            got = type(batches).__name__
+            raise TypeError(f"`batches` must be iterable more than once for {epochs} epochs, got a {got}")
         self._update = Update(optimizers, schedulers, clip)
         self._samples = hasattr(head, "sampler")
         if probe is not None and not self._samples:
@@ -102,37 +98,37 @@ class Training:
         self._penalty = penalty
         self._callbacks = list(callbacks)
         self._seed = _check.whole("seed", seed, 0)
-        # All that changes; `state_dict` has it.
+        # The state that changes from here on; `state_dict` holds it.
         self.progress = Progress()
         self._records: list[Record] = []
         self._draws = torch.Generator(self._device).manual_seed(seed)
         self._loss = torch.zeros((), dtype=torch.float64, device=self._device)
         self._best = Best(nn.ModuleList([self._encoder, head]) if held_out and held_out.restore_best else None)
-        # torch's global randomness, while no run is under way.
-        self._random_now: list[Tensor] | None = None
+        # The global RNG state between two runs.
+        self._rng_now: list[Tensor] | None = None
         self._since = 0.0
-        self._spent = Spent()
-        # Whether another training could go on from here; not so within a step.
-        self._whole = False
+        self._stopwatch = Stopwatch()
+        # False within a step, from where no training can be resumed.
+        self._resumable = False
 
     def run(self) -> History:
-        """Train until a limit, or on from where it was interrupted.
+        """Train until a limit is reached, continuing where an interrupted run stopped.
 
-        Ctrl-C ends it after the step under way; it waits for what callbacks save at the end.
+        Ctrl-C ends the run after the current step; callbacks still save their state at the end.
 
         Raises:
-            KeyboardInterrupt: Ctrl-C was pressed again, more than a second later, before that. Half a step cannot be
-                resumed: to callbacks the training has failed.
+            KeyboardInterrupt: Ctrl-C was pressed a second time, more than a second later, before the run had ended.
+                Half a step cannot be resumed, so callbacks see a training that failed.
         """
         stopped: Stopped = "failed"
-        if self._random_now is not None:
-            _random.restore(self._random_now, self._device)
-            self._random_now = None
-        with _interrupt.deferred() as interrupted:
+        if self._rng_now is not None:
+            set_rng_state(self._rng_now, self._device)
+            self._rng_now = None
+        with defer_interrupts() as interrupted:
             try:
                 stopped = self._run(interrupted)
             except KeyboardInterrupt:
-                if not self._whole:
+                if not self._resumable:
                     raise
                 stopped = "interrupted"
             except Exception as error:
@@ -140,28 +136,30 @@ class Training:
                 raise
             finally:
                 # Whatever is drawn until it runs again is not the training's.
-                self._random_now = _random.state(self._device)
+                self._rng_now = rng_state(self._device)
                 best = self._best
                 found = None if best.step is None else best.loss
-                history = History(tuple(self._records), self.progress, best.step, found, stopped, self._spent.seconds)
+                history = History(
+                    tuple(self._records), self.progress, best.step, found, stopped, self._stopwatch.seconds
+                )
                 for callback in self._callbacks:
-                    callback.on_end(history)
+                    callback.on_end(self, history)
             if interrupted():
                 history = replace(history, stopped="interrupted")
-        # Only now, so that what a callback saved at the end can go on to further steps.
+        # Callbacks come first, so that a checkpoint saved at the end holds the last parameters and can be resumed.
         if history.stopped != "interrupted":
             self.restore_best()
         return history
 
     def _run(self, interrupted: Callable[[], bool]) -> Stopped:
         self._since = time.perf_counter()
-        self._spent.start()
+        self._stopwatch.restart()
         reason = self._reached()
         while reason is None:
             reason = self._epoch(interrupted)
-        self._whole = False
+        self._resumable = False
         self._update.catch_up()
-        self._whole = True
+        self._resumable = True
         if self._held_out is not None and not self._evaluated():
             self._record(evaluating=True)
         elif not self._records or self._records[-1].step < self.progress.step:
@@ -169,51 +167,51 @@ class Training:
         return "interrupted" if interrupted() else reason
 
     def restore_best(self) -> None:
-        """Give encoder and head the parameters of the best evaluation, if `held_out` says to keep them."""
+        """Load the parameters of the best evaluation into encoder and head, if `held_out.restore_best` is set."""
         self._best.restore()
 
     def state_dict(self) -> dict[str, Any]:
-        """All that the loop knows between two steps. Encoder, head, optimisers and schedulers have their own."""
+        """Return the state of the loop between two steps, without encoder, head, optimisers and schedulers."""
         return {
             "progress": asdict(self.progress),
             "records": [asdict(record) for record in self._records],
             "draws": self._draws.get_state(),
             "loss": float(self._loss),
-            "spent": self._spent.seconds,
+            "spent": self._stopwatch.seconds,
             "best": self._best.state_dict(),
-            "random_now": self._random_now or _random.state(self._device),
-            "random_at_epoch": self._stream.random_at_epoch,
+            "rng_now": self._rng_now or rng_state(self._device),
+            "rng_at_epoch": self._stream.rng_at_epoch,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where another training was. `run` then passes over the batches of the epoch that it has seen.
+        """Continue from the state of another training; `run` then skips the batches of the epoch it has seen.
 
-        The run is the same, bit for bit, as one that never stopped, if an epoch's batches follow from its number or
-        from torch's global generator, which is put back too.
+        The run equals an uninterrupted one, bit for bit, if the batches of an epoch depend only on its number or on
+        torch's global RNG state, which is restored too.
         """
         self.progress = Progress(**state["progress"])
         self._records = [Record(**record) for record in state["records"]]
         self._draws.set_state(state["draws"].cpu())
         self._loss.fill_(state["loss"])
-        self._spent = Spent(state["spent"])
+        self._stopwatch = Stopwatch(state["spent"])
         self._best.load_state_dict(state["best"])
-        self._random_now, self._stream.random_at_epoch = state["random_now"], state["random_at_epoch"]
+        self._rng_now, self._stream.rng_at_epoch = state["rng_now"], state["rng_at_epoch"]
 
     def _epoch(self, interrupted: Callable[[], bool]) -> Stopped | None:
-        self._whole = False
+        self._resumable = False
         for item in self._stream.unseen(self.progress):
-            self._spent.on("batches")
+            self._stopwatch.lap("batches")
             self._step(Batch.of(item, self._device))
-            self._whole = True
+            self._resumable = True
             for callback in self._callbacks:
-                callback.on_step(self.progress)
-            self._spent.on("callbacks")
+                callback.on_step(self)
+            self._stopwatch.lap("callbacks")
             self._since = time.perf_counter()
             if interrupted():
                 raise KeyboardInterrupt
             if reason := self._reached():
                 return reason
-            self._whole = False
+            self._resumable = False
         if self.progress.position == 0:
             if self._stream.one_shot and self.progress.step > 0:
                 return "batches"
@@ -232,23 +230,23 @@ class Training:
         step = self.progress.step + 1
         if loss.device.type == "cpu":
             _finite("loss", loss.item(), step)
-        self._spent.on("forward")
+        self._stopwatch.lap("forward")
         self._update(loss if self._penalty is None else loss + self._penalty(batch))
-        self._spent.on("update")
-        # Stays on the device, and once it is not finite it never is again: records can tell later.
-        self._loss.lerp_(loss.detach().double(), max(_SMOOTHING, 1 / step))
+        self._stopwatch.lap("update")
+        # This stays on the device, and NaN or inf persists in it, so a later record can report it without a sync.
+        self._loss.lerp_(loss.detach().double(), max(_LOSS_SMOOTHING, 1 / step))
         before = self.progress
         position, examples = self.progress.position + 1, self.progress.examples + batch.examples
         self.progress = replace(self.progress, step=step, position=position, examples=examples)
         self._count_seconds()
-        evaluating = self._held_out is not None and self._held_out.due(before, self.progress)
+        evaluating = self._held_out is not None and self._held_out.is_due(before, self.progress)
         probing = self._probe is not None and step % self._probe.every == 0
         if evaluating or probing or step % self._report_every == 0:
             self._record(evaluating=evaluating, probed=(hidden, batch.target) if probing else None)
 
     def _record(self, *, evaluating: bool = False, probed: tuple[Tensor, Tensor] | None = None) -> None:
         loss = self._loss.item()
-        # Only now has the device done what the seconds are for.
+        # Reading the loss waited for the device, so only now are the seconds complete.
         self._count_seconds()
         at = self.progress
         left = self._limits.seconds_left(at, len(self._stream) or None)
@@ -257,20 +255,20 @@ class Training:
         if evaluating and self._held_out is not None:
             self._update.catch_up()
             report = evaluate(self._head, self._held_out.batches, encoder=self._encoder, metrics=self._held_out.metrics)
-            self._whole = False
+            self._resumable = False
             _finite("held-out loss", report.loss, at.step)
             record = replace(record, held_out_loss=report.loss, metrics=report.metrics)
             self._best.update(cost(record, self._held_out.by), report.loss, at.step)
-            self._spent.on("evaluation")
+            self._stopwatch.lap("evaluation")
         if probed is not None and self._probe is not None:
             rmse = self._probe.rmse_log_z(self._head, *probed, seed=self._seed + at.step)
             record = replace(record, rmse_log_z=rmse)
-            self._spent.on("probes")
+            self._stopwatch.lap("probes")
         self._records.append(record)
-        self._whole = True
+        self._resumable = True
         for callback in self._callbacks:
-            callback.on_record(record)
-        self._spent.on("callbacks")
+            callback.on_record(self, record)
+        self._stopwatch.lap("callbacks")
         self._since = time.perf_counter()
 
     def _count_seconds(self) -> None:
@@ -279,7 +277,7 @@ class Training:
         self._since = now
 
     def _evaluated(self) -> bool:
-        """Whether the parameters are those of the last evaluation."""
+        """Return True if there was no step since the last evaluation."""
         last = next((record for record in reversed(self._records) if record.held_out_loss is not None), None)
         return last is not None and last.step == self.progress.step
 

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from manyclass import _check
+from manyclass.defaults import IGNORE_INDEX
 from manyclass.diagnostics import DiagnosedHead, diagnose
-from manyclass.training._random import undisturbed
-from manyclass.training.batch import IGNORED
+from manyclass.training._stepping import fork_rng
 
 
 @dataclass(frozen=True)
@@ -36,12 +36,12 @@ class Probe:
     def rmse_log_z(self, head: nn.Module, hidden: Tensor, target: Tensor, *, seed: int) -> float | None:
         """The error, by draws of the seed's own; None where there is no Z̃ or no example that is not ignored."""
         flat = target.reshape(-1)
-        chosen = (flat != IGNORED).nonzero()[: self.examples, 0]
+        chosen = (flat != IGNORE_INDEX).nonzero()[: self.examples, 0]
         if len(chosen) == 0:
             return None
         hidden = hidden.detach().reshape(len(flat), *hidden.shape[target.dim() :])
         generator = torch.Generator(flat.device).manual_seed(seed)
-        with undisturbed(flat.device):
+        with fork_rng(flat.device):
             report = diagnose(
                 cast("DiagnosedHead", head), hidden[chosen], flat[chosen], draws=self.draws, generator=generator
             )

@@ -3,11 +3,14 @@
 import shutil
 import sys
 import time
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from manyclass import _check
 from manyclass.training.callback import Callback
 from manyclass.training.history import History, Record
+
+if TYPE_CHECKING:
+    from manyclass.training.loop import Training
 
 
 class ProgressLine(Callback):
@@ -31,7 +34,7 @@ class ProgressLine(Callback):
         self._held_out: float | None = None
         self._rmse: float | None = None
 
-    def on_record(self, record: Record) -> None:
+    def on_record(self, training: "Training", record: Record) -> None:
         file, now = self._file(), time.monotonic()
         self._follow(record)
         evaluated = record.held_out_loss is not None
@@ -47,7 +50,7 @@ class ProgressLine(Callback):
         file.flush()
         self._shown_at = now
 
-    def on_end(self, history: History) -> None:
+    def on_end(self, training: "Training", history: History) -> None:
         best = "" if history.best_step is None else f", best at step {history.best_step:,}"
         best += "" if history.best_loss is None else f": held-out loss {history.best_loss:.4f}"
         text = f"stopped ({history.stopped}) after {history.progress.step:,} steps{best}\n"

@@ -9,6 +9,8 @@ from manyclass.training.history import History, Record
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
+    from manyclass.training.loop import Training
+
 
 class TensorBoardLog(Callback):
     """Writes each record as scalars that `tensorboard --logdir` shows.
@@ -28,7 +30,7 @@ class TensorBoardLog(Callback):
         self._folder = Path(folder)
         self._writer: SummaryWriter | None = None
 
-    def on_record(self, record: Record) -> None:
+    def on_record(self, training: "Training", record: Record) -> None:
         if self._writer is None:
             from torch.utils.tensorboard import SummaryWriter
 
@@ -45,7 +47,7 @@ class TensorBoardLog(Callback):
                 self._writer.add_scalar(name, value, record.step)
         self._writer.flush()
 
-    def on_end(self, history: History) -> None:
+    def on_end(self, training: "Training", history: History) -> None:
         if self._writer is not None:
             self._writer.close()
             self._writer = None

@@ -4,7 +4,8 @@ import importlib.util
 from collections.abc import Callable, Sequence
 
 from manyclass.counts import ClassCounts
-from manyclass.samplers import Bernoulli, Clustered, Importance, Learned, Nearest, Sampler, Systematic
+from manyclass.registry import SAMPLERS
+from manyclass.samplers import Bernoulli, Clustered, Learned, Nearest, Sampler, Systematic
 
 Design = Callable[[ClassCounts, int], Sampler]
 
@@ -12,15 +13,15 @@ BASELINE_DESIGN, PAPER_DESIGN = "importance", "Bernoulli"
 SYSTEMATIC_DESIGN, DEFAULT_DESIGN = "systematic", "learned, by cluster"
 
 DESIGNS: dict[str, Design] = {
-    BASELINE_DESIGN: lambda counts, k: Importance(counts, k),
-    PAPER_DESIGN: lambda counts, k: Bernoulli(counts, k),
+    BASELINE_DESIGN: SAMPLERS["importance"],
+    PAPER_DESIGN: SAMPLERS["bernoulli"],
     "Poisson": lambda counts, k: Bernoulli.proportional(counts, k),
     "stratified": lambda counts, k: Systematic(counts, k, stratified=True),
     SYSTEMATIC_DESIGN: lambda counts, k: Systematic(counts, k),
     "systematic, random order": lambda counts, k: Systematic(counts, k, order="random"),
-    "systematic, by cluster": lambda counts, k: Systematic(counts, k, order="cluster"),
+    "systematic, by cluster": SAMPLERS["systematic"],
     "learned": lambda counts, k: Learned(counts, k),
-    DEFAULT_DESIGN: lambda counts, k: Learned(counts, k, order="cluster"),
+    DEFAULT_DESIGN: SAMPLERS["learned"],
     "clustered, groups of 128": lambda counts, k: Clustered(counts, k, group_size=128),
     "clustered, groups of 32": lambda counts, k: Clustered(counts, k, group_size=32),
     "clustered, groups of 8": lambda counts, k: Clustered(counts, k, group_size=8),

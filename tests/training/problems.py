@@ -51,14 +51,14 @@ class Told(Callback):
         self.name = name
         self.history = None
 
-    def on_step(self, progress):
-        self.log.append(f"{self.name}step {progress.step}")
-        if progress.step == self.interrupt_after:
+    def on_step(self, training):
+        self.log.append(f"{self.name}step {training.progress.step}")
+        if training.progress.step == self.interrupt_after:
             raise KeyboardInterrupt
 
-    def on_record(self, record):
+    def on_record(self, training, record):
         self.log.append(f"{self.name}record {record.step}")
 
-    def on_end(self, history):
+    def on_end(self, training, history):
         self.log.append(f"{self.name}end")
         self.history = history

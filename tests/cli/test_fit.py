@@ -104,8 +104,8 @@ def test_a_wish_that_it_should_end_is_as_ctrl_c(tmp_path, capsys, monkeypatch):
     data, out = problems.write_features(tmp_path), tmp_path / "model"
 
     class Ended(training.Callback):
-        def on_step(self, progress):
-            if progress.step == 11:
+        def on_step(self, training):
+            if training.progress.step == 11:
                 signal.raise_signal(signal.SIGTERM)
 
     monkeypatch.setattr(training, "ProgressLine", Ended)
@@ -126,9 +126,7 @@ def test_ctrl_c_while_data_is_read_begins_anew(tmp_path, capsys, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr("manyclass.tasks.features.class_counts", interrupt)
         assert fit("features", data, out) == 2
-    assert capsys.readouterr().err == (
-        "manyclass: interrupted; nothing was trained yet: the same command begins anew\n"
-    )
+    assert capsys.readouterr().err == ("manyclass: interrupted; nothing was trained yet: run the same command again\n")
     assert files(out) == []
     assert fit("features", data, out) == 0
 
@@ -140,7 +138,10 @@ def test_resume_says_what_it_goes_on_with(tmp_path, capsys, monkeypatch):
     monkeypatch.undo()
     capsys.readouterr()
     for arguments, message in [
-        (["--rate", 0.5], "`rate` must be left out, or what it was when the training began, 0.1, got 0.5"),
+        (
+            ["--learning-rate", 0.5],
+            "`learning_rate` must be left out, or what it was when the training began, 0.1, got 0.5",
+        ),
         (["--probe-every", 7], "`probe_every` must be left out, or what it was when the training began, 200, got 7"),
         (["--evaluated", 7], "`evaluated` must be left out, or what it was when the training began, 20000, got 7"),
         (["--evaluate-every", 7], "`evaluate_every` must be left out, or what it was when the training began, None"),
@@ -153,10 +154,23 @@ def test_resume_says_what_it_goes_on_with(tmp_path, capsys, monkeypatch):
         assert run("fit", *arguments, "--out", out, "--resume", "--no-report") == 2
         assert capsys.readouterr().err.splitlines()[-1].startswith(f"manyclass: {message}")
     assert (
-        run("fit", data, "--out", out, "--resume", "--no-report", "--epochs", 6, "--rate", 0.1, "--probe-every", 200)
+        run(
+            "fit",
+            data,
+            "--out",
+            out,
+            "--resume",
+            "--no-report",
+            "--epochs",
+            6,
+            "--learning-rate",
+            0.1,
+            "--probe-every",
+            200,
+        )
         == 0
     )
-    assert tasks.open_model(out).plan.settings.epochs == 6
+    assert tasks.open_model(out).spec.settings.epochs == 6
     capsys.readouterr()
     # Finished, it says so again.
     assert run("fit", "--out", out, "--resume", "--no-report") == 0
@@ -200,7 +214,7 @@ def test_a_log_for_tensorboard_is_written_beside_the_other(tmp_path, monkeypatch
         def __init__(self, folder):
             folders.append(folder)
 
-        def on_record(self, record):
+        def on_record(self, training, record):
             records.append(record)
 
     monkeypatch.setattr(training, "TensorBoardLog", Log)
@@ -221,10 +235,12 @@ def test_labels_that_are_not_known_are_said_to_be_left_out(trained, tmp_path, ca
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_newest_can_be_asked_for(trained, capsys, kind):
     _, out, data = trained(kind)
-    assert run("evaluate", out, to_evaluate(kind, data), "--which", "newest") == 0
+    assert run("evaluate", out, to_evaluate(kind, data), "--checkpoint", "newest") == 0
     printed = capsys.readouterr().out
-    newest = tasks.open_model(out, which="newest")
-    measured = tasks.measure(newest, tasks.KINDS[kind].evaluation(newest, tasks.Source(to_evaluate(kind, data)))[0])
+    newest = tasks.open_model(out, checkpoint="newest")
+    measured = tasks.measure(
+        newest, tasks.TASKS[kind].evaluation_batches(newest.spec, tasks.Source(to_evaluate(kind, data)))[0]
+    )
     assert f"{measured.loss:.4f}" in printed
 
 

@@ -26,7 +26,7 @@ _REPORTS = 100  # steps between records, at most
 _lock = threading.Lock()
 
 
-class Model:
+class Learner:
     """A linear classifier or a network, with all that it takes to train on.
 
     Args:
@@ -67,10 +67,10 @@ class Model:
         # Loading puts state where the parameter is.
         self.optimizer.load_state_dict(self.optimizer.state_dict())
 
-    def set_rate(self, rate: float) -> None:
+    def set_learning_rate(self, learning_rate: float) -> None:
         """Of the optimiser, from now on."""
         for group in self.optimizer.param_groups:
-            group["lr"] = rate
+            group["lr"] = learning_rate
 
     def grow(self, num_classes: int, options: Options, seed: int) -> None:
         """Add classes that have not been seen."""

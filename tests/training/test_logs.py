@@ -7,7 +7,7 @@ import pytest
 
 from manyclass.errors import NotSavedWarning
 from manyclass.training import CSVLog, HeldOut, History, Probe, Progress, ProgressLine, Record
-from tests.training.problem import batches, trained
+from tests.training.problems import batches, trained
 
 COLUMNS = ["step", "epoch", "examples", "seconds", "loss", "held_out_loss", "rmse_log_z"]
 
@@ -50,24 +50,24 @@ def test_a_row_is_on_disk_at_once_and_the_file_is_opened_late(tmp_path):
     path = tmp_path / "log.csv"
     log = CSVLog(path)
     assert not path.exists()
-    log.on_record(record(1))
+    log.on_record(None, record(1))
     assert len(rows(path)) == 1
-    log.on_end(history(stopped="steps"))
+    log.on_end(None, history(stopped="steps"))
 
 
 def test_a_log_that_exists_goes_on(tmp_path):
     path = tmp_path / "log.csv"
     for step in (1, 2):
         log = CSVLog(path)
-        log.on_record(record(step))
-        log.on_end(history(stopped="steps"))
+        log.on_record(None, record(step))
+        log.on_end(None, history(stopped="steps"))
     assert [row["step"] for row in rows(path)] == ["1", "2"]
     assert path.read_text().count("step") == 1
     # Its writer was killed within a row, and went on from before the second.
     path.write_text(path.read_text() + "3,0,3")
     log = CSVLog(path)
-    log.on_record(record(4))
-    log.on_end(history(stopped="steps"))
+    log.on_record(None, record(4))
+    log.on_end(None, history(stopped="steps"))
     assert [row["step"] for row in rows(path)] == ["1", "2", "4"]
 
 
@@ -76,8 +76,8 @@ def test_rows_of_steps_that_are_taken_again_give_way(tmp_path):
     for steps, loss in (((1, 2, 3), 2.0), ((2, 4), 1.0)):
         log = CSVLog(path)
         for step in steps:
-            log.on_record(record(step, held_out_loss=loss))
-        log.on_end(history(stopped="steps"))
+            log.on_record(None, record(step, held_out_loss=loss))
+        log.on_end(None, history(stopped="steps"))
     assert [(row["step"], row["held_out_loss"]) for row in rows(path)] == [("1", "2.0"), ("2", "1.0"), ("4", "1.0")]
     assert [path.name for path in tmp_path.iterdir()] == ["log.csv"]
 
@@ -85,17 +85,17 @@ def test_rows_of_steps_that_are_taken_again_give_way(tmp_path):
 def test_rows_that_a_full_disk_does_not_take_follow_when_it_does(tmp_path, monkeypatch):
     path = tmp_path / "log.csv"
     log = CSVLog(path)
-    log.on_record(record(1))
+    log.on_record(None, record(1))
     with monkeypatch.context() as full:
         full.setattr(log, "_file", open("/dev/full", "w"))  # noqa: SIM115
         full.setattr(log, "_open", lambda step: open("/dev/full", "w"))  # noqa: SIM115
         with pytest.warns(NotSavedWarning, match=r"cannot write .*log.csv: No space left on device. Rows follow later"):
-            log.on_record(record(2))
+            log.on_record(None, record(2))
         # It is said once.
-        log.on_record(record(3))
+        log.on_record(None, record(3))
     assert len(rows(path)) == 1
-    log.on_record(record(4))
-    log.on_end(history(stopped="steps"))
+    log.on_record(None, record(4))
+    log.on_end(None, history(stopped="steps"))
     assert [row["step"] for row in rows(path)] == ["1", "2", "3", "4"]
     assert [path.name for path in tmp_path.iterdir()] == ["log.csv"]
 
@@ -110,7 +110,7 @@ def test_a_log_of_other_columns_is_refused(tmp_path):
     path = tmp_path / "log.csv"
     path.write_text("step,accuracy\n")
     with pytest.raises(ValueError, match=r"`path` must have the columns \['step', .*got \['step', 'accuracy'\]"):
-        CSVLog(path).on_record(record(1))
+        CSVLog(path).on_record(None, record(1))
 
 
 class Terminal(io.StringIO):
@@ -119,10 +119,10 @@ class Terminal(io.StringIO):
 
 
 def show(line):
-    line.on_record(record(1000, seconds_left=75.0))
-    line.on_record(record(1100, held_out_loss=2.25, metrics={"accuracy": 0.125}, seconds_left=4000.0))
-    line.on_record(record(1200, rmse_log_z=0.0625))
-    line.on_end(history(best_step=1100, best_loss=2.25, stopped="interrupted"))
+    line.on_record(None, record(1000, seconds_left=75.0))
+    line.on_record(None, record(1100, held_out_loss=2.25, metrics={"accuracy": 0.125}, seconds_left=4000.0))
+    line.on_record(None, record(1200, rmse_log_z=0.0625))
+    line.on_end(None, history(best_step=1100, best_loss=2.25, stopped="interrupted"))
 
 
 def test_a_file_gets_plain_lines():
@@ -155,7 +155,7 @@ def test_a_terminal_gets_one_line_in_place(monkeypatch):
 def test_a_line_never_wraps(monkeypatch):
     monkeypatch.setenv("COLUMNS", "30")
     file = Terminal()
-    ProgressLine(file=file).on_record(record(1000))
+    ProgressLine(file=file).on_record(None, record(1000))
     assert file.getvalue() == "\rstep 1,000  epoch 0  200 exam\x1b[K"
 
 

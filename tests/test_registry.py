@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from manyclass import ClassCounts, objectives, samplers
-from manyclass.by_name import OBJECTIVES, OPTIMIZERS, RATES, SAMPLERS, make_budget, make_sampler
+from manyclass.registry import LEARNING_RATES, OBJECTIVES, OPTIMIZERS, SAMPLERS, make_budget, make_sampler
 
 
 def counts(num_classes=3000):
@@ -76,8 +76,8 @@ def test_every_objective_has_a_name():
 def test_an_optimizer_has_a_rate_and_takes_gradients_of_touched_rows(name):
     table = torch.nn.Embedding(20, 3, sparse=True)
     before = table.weight.detach().clone()
-    optimizer = OPTIMIZERS[name]([table.weight], RATES[name])
-    assert optimizer.param_groups[0]["lr"] == RATES[name]
+    optimizer = OPTIMIZERS[name]([table.weight], LEARNING_RATES[name])
+    assert optimizer.param_groups[0]["lr"] == LEARNING_RATES[name]
     table(torch.tensor([1, 4])).square().sum().backward()
     optimizer.step()
     changed = (table.weight != before).any(1).nonzero().squeeze(1)

@@ -1,0 +1,19 @@
+"""Evaluation mode for a while."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from torch import nn
+
+
+@contextmanager
+def eval_mode(*modules: nn.Module) -> Iterator[None]:
+    """Hold modules in evaluation mode; afterwards each submodule is back in its mode, so frozen parts stay frozen."""
+    modes = [(part, part.training) for module in modules for part in module.modules()]
+    try:
+        for module in modules:
+            module.eval()
+        yield
+    finally:
+        for part, mode in modes:
+            part.training = mode

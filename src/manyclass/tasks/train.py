@@ -1,0 +1,210 @@
+"""The training of a task in a folder that exists."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+
+from manyclass import _check
+from manyclass.errors import UserError
+from manyclass.tasks.measure import Measured, measure
+from manyclass.tasks.metrics import rank_metrics
+from manyclass.tasks.model import Model
+from manyclass.tasks.optimizers import make_optimizers, make_schedulers
+from manyclass.tasks.restore import restore
+from manyclass.tasks.size import check_size
+from manyclass.tasks.task import ModelSpec, TrainingData, ReadProgress
+from manyclass.training import (
+    Callback,
+    Checkpoints,
+    CSVLog,
+    DivergedError,
+    HeldOut,
+    History,
+    Probe,
+    Training,
+    load_checkpoint,
+)
+
+_REPORT_STEPS = 20  # steps between records of the training loss
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """Options of a run that are not settings of the model. When it is evaluated decides which model is the best.
+
+    Args:
+        evaluate_every: steps between evaluations; None: an epoch.
+        evaluate_seconds: seconds between evaluations, instead of steps.
+        evaluated: held-out examples per evaluation during the training, at most. The last evaluation uses all.
+        probe_every: steps between probes of the error of log Z̃; 0: no probes.
+        checkpoint_every: seconds between checkpoints.
+        device: of the model. None: the same as before when resuming, else the CPU.
+        watch: called with the bytes read and their total, before the training.
+        callbacks: of the training.
+
+    Raises:
+        TypeError: a number is of another type.
+        ValueError: a number of steps, seconds or examples is too small.
+    """
+
+    evaluate_every: int | None = None
+    evaluate_seconds: float | None = None
+    evaluated: int = 20_000
+    probe_every: int = 200
+    checkpoint_every: float = 60.0
+    device: str | None = None
+    watch: ReadProgress | None = None
+    callbacks: Sequence[Callback] = ()
+
+    def __post_init__(self) -> None:
+        if self.evaluate_every is not None:
+            _check.whole("evaluate_every", self.evaluate_every, 1)
+        if self.evaluate_seconds is not None:
+            _check.number("evaluate_seconds", self.evaluate_seconds, low=0, strict=True)
+        _check.whole("evaluated", self.evaluated, 1)
+        _check.whole("probe_every", self.probe_every, 0)
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """The outcome of a training that ended or was interrupted.
+
+    Args:
+        model: the best one; the last one if the training was interrupted.
+        history: of the training.
+        measured: the evaluation on all held-out examples; None if the training was interrupted.
+        summary: a few lines that describe the data.
+    """
+
+    model: Model
+    history: History
+    measured: Measured | None
+    summary: Sequence[str]
+
+
+@dataclass(frozen=True)
+class _Run:
+    """The parts of a training, put together."""
+
+    model: Model
+    optimizers: Sequence[Optimizer]
+    schedulers: Sequence[LambdaLR]
+    checkpoints: Checkpoints
+    log: CSVLog
+    training: Training
+
+
+def train(
+    data: TrainingData,
+    folder: Path,
+    options: RunOptions,
+    *,
+    resume: Literal["newest", "previous"] | None = None,
+    on_read: Callable[[TrainingData], None] | None = None,
+    on_start: Callable[[], None] | None = None,
+) -> Fitted:
+    """Train a model on data, or resume its training.
+
+    Args:
+        data: to learn from.
+        folder: for checkpoints and logs.
+        options: of the run.
+        resume: the checkpoint to resume from. None: start from the beginning.
+        on_read: called with the data before the first step.
+        on_start: called before the first step, when nothing is left that can be refused.
+
+    Raises:
+        UserError: the model cannot be built, a checkpoint is refused, or the training diverged.
+    """
+    run = _assemble(data, folder, options)
+    if resume is not None:
+        restore(
+            run.checkpoints.resume(resume),
+            folder / f"{resume}.safetensors",
+            model=run.model,
+            optimizers=run.optimizers,
+            schedulers=run.schedulers,
+            training=run.training,
+            batches=len(data.train),
+        )
+    try:
+        run.log.check()
+    except (ValueError, OSError) as error:
+        raise UserError(f"cannot go on with the log: {error}; it may be moved away") from None
+    if on_start is not None:
+        on_start()
+    if on_read is not None:
+        on_read(data)
+    best = folder / "best.safetensors"
+    try:
+        history = run.training.run()
+    except DivergedError as error:
+        kept = f"; {folder} keeps the best model" if best.exists() else ""
+        raise UserError(f"{error}. Start again with a smaller `--learning-rate`, or with `--clip`{kept}") from error
+    if history.stopped == "interrupted":
+        return Fitted(run.model, history, None, data.summary)
+    for optimizer in run.optimizers:
+        optimizer.zero_grad()
+    # The best parameters are loaded into the same model, because a second one may not fit into memory.
+    if best.exists():
+        run.model.load_parameters(load_checkpoint(folder, "best")[0])
+    return Fitted(run.model, history, measure(run.model, data.held_out(None)), data.summary)
+
+
+def _assemble(data: TrainingData, folder: Path, options: RunOptions) -> _Run:
+    """Build the model and everything that trains it."""
+    task, settings = data.spec.task, data.spec.settings
+    torch.manual_seed(settings.seed)
+    model = _build_model(data.spec, options.device or "cpu")
+    optimizers = make_optimizers(model)
+    schedulers = make_schedulers(optimizers, settings, len(data.train))
+
+    def state(training: Training) -> dict[str, Any]:
+        return {
+            "model": model.content(),
+            "state_dict": model.state_dict(),
+            "optimizers": [optimizer.state_dict() for optimizer in optimizers],
+            "schedulers": [scheduler.state_dict() for scheduler in schedulers],
+            "training": training.state_dict(),
+        }
+
+    checkpoints = Checkpoints(folder, state, model=model.content, every=options.checkpoint_every, by=task.best_by)
+    log = CSVLog(folder / "log.csv", metrics=task.metrics)
+    penalty = data.penalty
+    training = Training(
+        model.head,
+        data.train,
+        optimizers,
+        encoder=model.encoder,
+        schedulers=schedulers,
+        epochs=settings.epochs,
+        seconds=settings.seconds,
+        held_out=HeldOut(
+            data.held_out(options.evaluated),
+            every=options.evaluate_every,
+            seconds=options.evaluate_seconds,
+            metrics=rank_metrics(model.head, task.metrics),
+            by=task.best_by,
+            patience=settings.patience,
+        ),
+        probe=Probe(every=options.probe_every) if options.probe_every else None,
+        report_every=_REPORT_STEPS,
+        penalty=None if penalty is None else lambda batch: penalty(model.encoder, batch.inputs, batch.target),
+        clip=settings.clip,
+        callbacks=[log, *options.callbacks, checkpoints],
+        seed=settings.seed,
+    )
+    return _Run(model, optimizers, schedulers, checkpoints, log, training)
+
+
+def _build_model(spec: ModelSpec, device: str) -> Model:
+    try:
+        check_size(spec, device)
+        return Model(spec).to(device)
+    except ValueError as error:
+        raise UserError(str(error)) from error
