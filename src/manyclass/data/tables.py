@@ -136,7 +136,7 @@ class TableReader:
         numbers = [column for column, found in types.items() if found == "number"]
         scaler = StandardScaler()
         for cells in itertools.chain(sample, batches):
-            if numbers:
+            if numbers and len(cells.places):
                 # Sums of squares may overflow; `_number_column` then leaves the column as it is.
                 with np.errstate(all="ignore"):
                     scaler.partial_fit(np.stack([self._numbers(cells, column) for column in numbers], 1))
