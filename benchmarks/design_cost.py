@@ -324,7 +324,7 @@ def main() -> None:
     parser.add_argument("--classes", nargs="+", default=SIZES, type=lambda size: int(float(size)), metavar="C")
     parser.add_argument("--designs", nargs="+", default=list(DESIGNS), choices=DESIGNS, metavar="NAME")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="turns of each design")
-    parser.add_argument("--memory", type=float, metavar="GIB", help="of all processes (default: 3/4 of what is free)")
+    parser.add_argument("--memory", type=float, metavar="GIB", help="memory of all processes (default: 3/4 of free)")
     parser.add_argument("--out", type=Path, help="CSV file (default: results/design_cost.csv, for a whole run)")
     arguments = parser.parse_args()
     budget = arguments.memory or 0.75 * free_gib()

@@ -203,7 +203,7 @@ def main() -> None:
     parser.add_argument("--contenders", nargs="+", default=list(CONTENDERS), choices=CONTENDERS, metavar="NAME")
     parser.add_argument("--huge", nargs="+", default=[0, 1], choices=(0, 1), type=int, help="huge pages: no, yes")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="turns of each contender")
-    parser.add_argument("--memory", type=float, metavar="GIB", help="of all processes (default: 3/4 of what is free)")
+    parser.add_argument("--memory", type=float, metavar="GIB", help="memory of all processes (default: 3/4 of free)")
     arguments = parser.parse_args()
     budget = arguments.memory or 0.75 * free_gib()
     rows = []

@@ -27,7 +27,7 @@ SAMPLERS = {
     "clustered": lambda w: Clustered(w, 300),
     "importance": lambda w: Importance(w, 300),
     "importance, each example": lambda w: Importance(w, 300, group_size=1),
-    "explicit beside": lambda w: WithExplicit(Systematic(w, 300), torch.arange(20)),
+    "with explicit classes": lambda w: WithExplicit(Systematic(w, 300), torch.arange(20)),
 }
 
 
