@@ -89,14 +89,15 @@ class Curves:
                 "method",
                 "learning rate",
                 "final log likelihood",
-                "mean bias against exact training",
-                "iterations to the exact bias",
-                "final bias against the true model",
-                "the same on fresh inputs",
+                "mean bias, exact",
+                "iterations to exact bias",
+                "final bias, true model",
+                "final bias, fresh inputs",
             ],
             rows,
-            "Median over seeds, with minimum and maximum. Iterations to the exact bias: until the bias against the "
-            f"true model is within {BIAS_TOLERANCE} of the final bias of exact training.",
+            "Median over seeds, with minimum and maximum. Bias is against exact training, mean over iterations, and "
+            "against the true model at the end, also on fresh inputs. Iterations to exact bias: until the bias against "
+            f"the true model is within {BIAS_TOLERANCE} of the final bias of exact training.",
         )
 
     def _diverged(self, label: str) -> str:

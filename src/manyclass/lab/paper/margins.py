@@ -60,7 +60,7 @@ def _claims(curves: dict[int, Curves]) -> tuple[Claim, ...]:
     for size, found in curves.items():
         bias = {label: Spread.of(found.mean_bias(label)).median for label in MARGINS}
         best[size] = min(bias, key=lambda label: nan_to_inf(bias[label]))
-        values = (f"{label.removeprefix('margin ')} {format_number(value, '.2f')}" for label, value in bias.items())
+        values = (f"{label} {format_number(value, '.2f')}" for label, value in bias.items())
         listed.append(f"C = {size:,}: {', '.join(values)}")
         one, suggested = (found.mean_bias(label) for label in labels)
         worse[size] = Spread.of([a - b for a, b in zip(one, suggested, strict=True)])
@@ -74,7 +74,7 @@ def _claims(curves: dict[int, Curves]) -> tuple[Claim, ...]:
             suggested_best,
             ""
             if suggested_best
-            else f"{', '.join(sorted(set(best.values())))} is lowest. With margin log(C−1), ranking equals the "
+            else f"Lowest bias: {', '.join(sorted(set(best.values())))}. With margin log(C−1), ranking equals the "
             "likelihood with one negative class, but here 20 are averaged: the mean of the logarithms is below the "
             "logarithm of the mean, and a larger margin compensates for that.",
         ),
