@@ -3,7 +3,7 @@
 import pytest
 
 from manyclass import tasks
-from manyclass.report import Figure, Table
+from manyclass.report import Figure, ReportTable
 from tests.tasks.problems import KINDS, fit
 
 SECTIONS = [
@@ -74,7 +74,7 @@ def test_rare_and_frequent_classes_have_a_row_each_band(trained, kind):
 def test_the_time_is_all_of_it(trained):
     done, page = report(trained, "text")
     (table,) = section(page, "Where the time went")
-    assert isinstance(table, Table)
+    assert isinstance(table, ReportTable)
     assert len(table.rows) == len(done.history.spent) >= 4
     assert sum(float(row[2].rstrip("%")) for row in table.rows) == pytest.approx(100, abs=4)
     assert not {row[0] for row in table.rows} & set(done.history.spent)
