@@ -8,7 +8,7 @@ from manyclass.optim import RowSGD, clip_grad_norm_
 from tests.optim.tables import OURS, parameters, set_gradients
 from tests.optim.test_sgd import rows
 from tests.tables import SAMPLERS
-from tests.test_gpu import no_waiting
+from tests.test_gpu import no_sync
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
@@ -52,7 +52,7 @@ def test_a_step_does_not_synchronise(name, sparse):
         optimizer.step()
 
     train()
-    with no_waiting():
+    with no_sync():
         # Enough steps for the table of the history to grow.
         for _ in range(70):
             train()

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from manyclass.training import Callback, HeldOut, Probe, Training
-from tests.test_gpu import no_waiting
+from tests.test_gpu import no_sync
 from tests.training.problems import Told, batches, model, parameters
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -25,7 +25,7 @@ class Watch(Callback):
     """Allows no waiting after the first step and until the last."""
 
     def __init__(self, last):
-        self.last, self.watched = last, no_waiting()
+        self.last, self.watched = last, no_sync()
 
     def on_step(self, training):
         if training.progress.step == 1:
