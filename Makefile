@@ -1,4 +1,4 @@
-# Every target sets up what it needs: a virtual environment in .venv, made once and again only when pins change.
+# Every target installs what it needs into .venv, once and again when pyproject.toml or constraints.txt change.
 VENV := .venv
 PYTHON := $(VENV)/bin/python
 READY := $(VENV)/.ready
@@ -15,7 +15,7 @@ $(READY): pyproject.toml constraints.txt
 	$(PIP) --editable '.[dev]'
 	touch $@
 
-# A process a core: were each to have threads of its own, they would wait for each other.
+# One process for each core, with one thread: more threads would wait for each other.
 test: $(READY)
 	OMP_NUM_THREADS=1 $(PYTHON) -m pytest --numprocesses 2
 
@@ -46,14 +46,15 @@ bench: $(BENCH)
 	$(PYTHON) benchmarks/estimator_memory.py
 	$(PYTHON) benchmarks/plots.py
 
-# The better part of an hour, and it needs the text of WikiText-2.
+# Takes almost an hour and needs the text of WikiText-2.
 quality: $(BENCH)
 	THP_MEM_ALLOC_ENABLE=1 $(PYTHON) benchmarks/quality.py
 	$(PYTHON) benchmarks/plots.py
 
-# Kills, interrupts, a full disk and broken files by the hundred: about a quarter of an hour.
+# Hundreds of kills, interrupts, full disks and damaged files, and the tests that depend on the machine: 15 minutes.
 soak: $(READY)
 	$(PYTHON) -m tests.soak
+	OMP_NUM_THREADS=1 $(PYTHON) -m pytest -m machine
 
 clean:
 	rm -rf $(VENV) dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
