@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from manyclass import ClassCounts, ClassHead
 from manyclass.data.triples import KnownTails, read_triples
 from manyclass.encoders import ComplEx
-from manyclass.encoders.complex import START
+from manyclass.encoders.complex import INITIAL_STD
 from manyclass.optim import RowAdagrad
 from manyclass.samplers import Bernoulli, Clustered, Importance, Learned, Sampler, Systematic
 
@@ -132,7 +132,7 @@ class LinkModel(nn.Module):
     def __init__(self, graph: Graph, rank: int, sampler: Sampler | None, *, sparse: bool = False) -> None:
         super().__init__()
         self.entities = nn.Embedding(graph.num_entities, 2 * rank, sparse=sparse)
-        nn.init.normal_(self.entities.weight, std=START)
+        nn.init.normal_(self.entities.weight, std=INITIAL_STD)
         self.encoder = ComplEx(self.entities, graph.num_relations)
         self.head = None if sampler is None else ClassHead.tied(self.entities, sampler=sampler, bias=False)
 

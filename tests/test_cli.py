@@ -83,7 +83,7 @@ def test_help_does_not_wait_for_torch():
     shows = "from manyclass.cli import app; app(['--help'], standalone_mode=False)"
     code = f"{shows}; import sys; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "predict   The most probable classes" in done.stdout
+    assert "predict   Predict the most probable classes" in done.stdout
     assert done.stdout.endswith("False\n")
 
 

@@ -1,4 +1,4 @@
-"""`python -m manyclass`"""
+"""The command line as `python -m manyclass`."""
 
 from manyclass.cli import main
 

@@ -1,17 +1,17 @@
-"""What went wrong on a person's side."""
+"""Errors and warnings for the user."""
 
 
 class UserError(Exception):
-    """Something that whoever gave the command can mend: its message is all they need, without a traceback."""
+    """An error that the user can fix; its message is enough, without a traceback."""
 
 
 class DiskFullError(UserError):
-    """No space is left where something was to be written."""
+    """A write that failed because the disk is full."""
 
 
 class Notice(UserWarning):
-    """Something that whoever gave the command should know of; work goes on."""
+    """Something the user should know; the work goes on."""
 
 
 class NotSavedWarning(Notice):
-    """Something could not be written now; work goes on, and it is tried again."""
+    """A write that failed; the work goes on, and the write is retried."""

@@ -202,7 +202,7 @@ def test_a_page_is_drawn(tmp_path, capsys):
     assert run("fit", data, "--out", out, *options(SETTINGS["features"]), "--probe-every", 10) == 0
     assert f"report  {out / 'report.html'}" in capsys.readouterr().out
     page = (out / "report.html").read_text()
-    for title in ("What came out", "Learning curves", "Error of the approximation", "Rare and frequent classes"):
+    for title in ("Result", "Learning curves", "Error of the approximation", "Rare and frequent classes"):
         assert title in page
     assert files(out / "figures") == [f"{n}.{e}" for n in ("error", "frequency", "learning") for e in ("png", "svg")]
 

@@ -342,7 +342,7 @@ def test_items_and_users_that_are_left_out_are_told(trained, tmp_path, capsys):
     assert run("predict", out, asked, "--json") == 0
     told = capsys.readouterr()
     assert [json.loads(line)["example"] for line in told.out.splitlines()] == ["ann", "ben"]
-    said = "left out: 2 lines of items that the model does not know, and 1 users who have no others"
+    said = "left out: 2 lines of items that the model does not know, and 1 users without other items"
     assert told.err == f"manyclass: {said}\n"
 
 

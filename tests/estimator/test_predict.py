@@ -72,7 +72,7 @@ def test_read_only_rows_are_taken_without_a_word(fruit):
 
 def test_probabilities_of_all_classes_are_refused_where_they_would_not_fit(fruit, monkeypatch):
     model, X, y = fruit
-    monkeypatch.setattr(_memory, "MOST", 1000)
+    monkeypatch.setattr(_memory, "MOST_NUMBERS", 1000)
     message = (
         r"`X` must have at most 200 rows where each of 5 classes is asked for, got 300: "
         r"300 × 5 numbers take 0\.0 GiB\. "

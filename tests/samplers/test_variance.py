@@ -54,8 +54,10 @@ def test_uniform_systematic_draws_every_twentieth_class():
 
 @pytest.mark.parametrize("ratio", [0.2, 1.0, 3.0])
 def test_the_footnotes_comparison_with_its_missing_term(ratio):
-    """Expected variances for z of mean μ and deviation σ: σ²C(C-1)/S for importance, (σ²+μ²)C(1/f-1) for Bernoulli,
-    σ²(C²/S)(1-S/C) for systematic sampling, which is below both.
+    """Compare with the expected variances for z of mean μ and deviation σ.
+
+    They are σ²C(C-1)/S for importance, (σ²+μ²)C(1/f-1) for Bernoulli and σ²(C²/S)(1-S/C) for systematic sampling,
+    which is below both.
     """
     generator = torch.Generator().manual_seed(3)
     sigma, f, repeats = ratio * MU, S / C, 400

@@ -7,11 +7,11 @@ from manyclass.report import Figure, ReportTable
 from tests.tasks.problems import KINDS, fit
 
 SECTIONS = [
-    "What came out",
+    "Result",
     "Learning curves",
     "Error of the approximation",
     "Rare and frequent classes",
-    "Where the time went",
+    "Time by phase",
 ]
 
 
@@ -35,7 +35,7 @@ def test_all_sections_are_there(trained, kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_came_out_is_what_was_measured(trained, kind):
     done, page = report(trained, kind)
-    (table,) = section(page, "What came out")
+    (table,) = section(page, "Result")
     told = dict(table.rows)
     assert told["held-out loss, exact"] == f"{done.measured.loss:.4f}"
     assert told["perplexity"] == f"{done.measured.perplexity:,.2f}"
@@ -73,7 +73,7 @@ def test_rare_and_frequent_classes_have_a_row_each_band(trained, kind):
 
 def test_the_time_is_all_of_it(trained):
     done, page = report(trained, "text")
-    (table,) = section(page, "Where the time went")
+    (table,) = section(page, "Time by phase")
     assert isinstance(table, ReportTable)
     assert len(table.rows) == len(done.history.spent) >= 4
     assert sum(float(row[2].rstrip("%")) for row in table.rows) == pytest.approx(100, abs=4)
@@ -82,7 +82,7 @@ def test_the_time_is_all_of_it(trained):
 
 def test_the_error_is_that_of_the_probes_where_there_were_any(trained, tmp_path):
     _, page = report(trained, "features")
-    assert section(page, "Error of the approximation") == ["None was measured; the sampler is Learned."]
+    assert section(page, "Error of the approximation") == ["No probe was taken; the sampler is Learned."]
     done, _ = fit("features", tmp_path, options=tasks.RunOptions(probe_every=10))
     page = tasks.report_of(done.model, done.history, done.measured, done.summary)
     (figure,) = section(page, "Error of the approximation")

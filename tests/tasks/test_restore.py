@@ -27,8 +27,8 @@ def sum_of(state):
 CHANGES = {
     "position": (lambda s: s["training"]["progress"].update(position=10**6), "more than an epoch holds"),
     "step": (lambda s: s["training"]["progress"].update(step="5"), r"its training\['progress'\]\['step'\]"),
-    "records": (lambda s: s["training"].update(records=[{"step": 1}]), "its records are none"),
-    "best": (lambda s: s["training"]["best"].update(waited=-1), "does not tell what was best"),
+    "records": (lambda s: s["training"].update(records=[{"step": 1}]), "its records are damaged"),
+    "best": (lambda s: s["training"]["best"].update(waited=-1), "its best evaluation is damaged"),
     "spent": (lambda s: s["training"]["spent"].update(update="long"), "where the time went"),
     "random": (lambda s: s["training"].update(rng_now=[torch.zeros(5056).byte()]), "mt19937"),
     "shape": (lambda s: sum_of(s).update(exp_avg=torch.zeros(3)), "an optimiser's exp_avg is not what it should be"),
@@ -71,7 +71,9 @@ def test_a_damaged_checkpoint_is_refused_before_data_is_read(stopped):
     before = path.read_bytes()
     try:
         path.write_bytes(before[:-1])
-        with pytest.raises(UserError, match=r"newest.safetensors: it is cut off.*; nothing else in .* can be gone on"):
-            tasks.resume(out, options=tasks.RunOptions(watch=lambda done, total: pytest.fail("data was read")))
+        with pytest.raises(
+            UserError, match=r"newest.safetensors: it is cut off.*; nothing else in .* can be resumed from"
+        ):
+            tasks.resume(out, options=tasks.RunOptions(progress=lambda done, total: pytest.fail("data was read")))
     finally:
         path.write_bytes(before)

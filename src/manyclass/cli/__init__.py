@@ -1,4 +1,4 @@
-"""The command line: parses, calls, prints."""
+"""The command line."""
 
 from manyclass.cli.main import app as app
 from manyclass.cli.main import main as main

@@ -1,4 +1,4 @@
-"""manyclass evaluate"""
+"""The command `manyclass evaluate`."""
 
 from pathlib import Path
 
@@ -15,9 +15,9 @@ from manyclass.errors import UserError
 @source_options(training=False)
 @checkpoint_option()
 @click.option(
-    "--json", "json_file", type=click.Path(path_type=Path), metavar="FILE", help="Write the numbers here too."
+    "--json", "json_file", type=click.Path(path_type=Path), metavar="FILE", help="Write the numbers to this file too."
 )
-@click.option("--device", default="cpu", show_default=True, help="cpu or cuda.")
+@click.option("--device", default="cpu", show_default=True, help="Device: cpu or cuda.")
 def evaluate(
     model: Path,
     data: Path,
@@ -28,11 +28,11 @@ def evaluate(
     json_file: Path | None,
     device: str,
 ) -> None:
-    """Measure a MODEL on DATA: exact likelihood and ranks over all classes, also by how frequent classes are.
+    """Evaluate a MODEL on DATA: exact likelihood and ranks over all classes, also by class frequency.
 
-    Of sequences the last item of each user is predicted, among all items, also those that the user has, as by
-    predict --seen. Of triples those of a file are, or of a folder's test, with all other true answers left out of the
-    ranks: those of DATA and those that the model was made from.
+    For sequences, the last item of each user is predicted among all items, including those that the user already
+    has, as predict --seen does. For triples, those of a file or of a folder's test are predicted, and ranks leave out
+    all other true answers: those in DATA and those that the model was trained on.
     """
     from manyclass import tasks
     from manyclass.storage import write_json
@@ -47,7 +47,7 @@ def evaluate(
     measured = tasks.measure(opened, batches)
     for line in summary:
         print(line)
-    # How many, is known when the file has been read.
+    # The numbers are complete only after the file has been read.
     if isinstance(batches, tasks.LabelledChunks) and batches.unknown:
         print(f"{batches.unknown:,} of {batches.rows:,} rows left out: without a label, or with one that is not known")
     print_measured(measured)

@@ -213,7 +213,7 @@ def fit(
         evaluate_seconds=settings.seconds / 10 if settings.seconds and not evaluate_every else None,
         checkpoint_every=checkpoint_every,
         device=device,
-        watch=reading(),
+        progress=reading(),
         callbacks=callbacks,
     )
     with _explained(out) as again:

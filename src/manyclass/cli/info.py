@@ -1,4 +1,4 @@
-"""manyclass info"""
+"""The command `manyclass info`."""
 
 import contextlib
 import datetime
@@ -16,7 +16,7 @@ from manyclass.errors import UserError
 @click.argument("model", type=path_argument())
 @checkpoint_option()
 def info(model: Path, checkpoint: str | None) -> None:
-    """What a MODEL is: its data, classes and settings, and the checkpoints in its folder."""
+    """Show the data, classes and settings of a MODEL, and the checkpoints in its folder."""
     from manyclass import tasks
 
     opened = tasks.open_model(model, checkpoint=checkpoint)
@@ -26,7 +26,7 @@ def info(model: Path, checkpoint: str | None) -> None:
     table.add_column(style="bold")
     table.add_column(overflow="fold")
     rows = {"kind": spec.task.kind}
-    # A model may have been copied without its training.
+    # A model may have been copied without its manifest.
     with contextlib.suppress(UserError):
         rows["data"] = tasks.read_manifest(model)["source"]["data"]
     head = opened.head

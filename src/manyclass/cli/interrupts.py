@@ -1,4 +1,4 @@
-"""Ctrl-C, and a scheduler's or container's wish that this should end."""
+"""Ctrl-C and SIGTERM."""
 
 import atexit
 import functools
@@ -8,16 +8,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 
-def _can_be_pressed() -> bool:
-    """Not so in other threads, and in the background of a script, where it is ignored."""
+def _can_be_interrupted() -> bool:
+    """Return True if Ctrl-C can arrive: in the main thread, unless SIGINT is ignored, as in a script's background."""
     main = threading.current_thread() is threading.main_thread()
     return main and signal.getsignal(signal.SIGINT) not in (signal.SIG_IGN, None)
 
 
 @contextmanager
-def uninterrupted(*, forget: bool = False) -> Iterator[None]:
-    """Ctrl-C waits, or is forgotten: half an import is an error of the library's own, and half an answer none."""
-    if not _can_be_pressed():
+def uninterrupted(*, ignore: bool = False) -> Iterator[None]:
+    """Defer Ctrl-C to the end of the block, or ignore it: half an import or half a message would look like a bug."""
+    if not _can_be_interrupted():
         yield
         return
     pressed: list[bool] = []
@@ -26,16 +26,16 @@ def uninterrupted(*, forget: bool = False) -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
-    if pressed and not forget:
+    if pressed and not ignore:
         raise KeyboardInterrupt
 
 
 @contextmanager
 def terminated_as_interrupted() -> Iterator[None]:
-    """SIGTERM does what Ctrl-C does, also where that is ignored."""
+    """Handle SIGTERM, which schedulers and containers send, as Ctrl-C, even if Ctrl-C is ignored."""
 
     def end(*_: object) -> None:
-        if not _can_be_pressed():
+        if not _can_be_interrupted():
             raise KeyboardInterrupt
         signal.raise_signal(signal.SIGINT)
 
@@ -51,7 +51,7 @@ def terminated_as_interrupted() -> Iterator[None]:
 
 @functools.cache
 def end_quietly() -> None:
-    """Ignore Ctrl-C when all is done and said: Python takes its time to end, and it would be a traceback."""
-    # What comes first then is that threads are waited for.
-    first = getattr(threading, "_register_atexit", atexit.register)
-    first(signal.signal, signal.SIGINT, signal.SIG_IGN)
+    """Ignore Ctrl-C while Python shuts down, where it would print a traceback."""
+    # Shutdown starts by joining threads; this hook runs before that, where Python has it.
+    register = getattr(threading, "_register_atexit", atexit.register)
+    register(signal.signal, signal.SIGINT, signal.SIG_IGN)

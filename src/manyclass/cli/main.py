@@ -1,4 +1,4 @@
-"""All commands, and what becomes of errors."""
+"""The group of commands, and the handling of errors."""
 
 import importlib
 import os
@@ -15,21 +15,21 @@ from manyclass import __version__
 from manyclass.cli.interrupts import end_quietly, terminated_as_interrupted, uninterrupted
 from manyclass.errors import Notice, UserError
 
-# In the order that a newcomer meets them. Each is the function of its name in the module of its name, which is imported
-# when it is called: torch takes a second or two.
+# In the order that a newcomer needs them. A command is a function in the module of the same name, imported when the
+# command is called, because torch takes a second or two to import.
 COMMANDS = {
-    "demo": "Train on the Python source of this machine, sampled and exact.",
-    "fit": "Train a model of a file, and keep it in a folder.",
-    "evaluate": "Measure a model on a file it was not trained on.",
-    "predict": "The most probable classes of each example of a file.",
-    "info": "What a model is, and what is in its folder.",
+    "demo": "Train on Python source code, sampled and exact.",
+    "fit": "Train a model on a file and save it in a folder.",
+    "evaluate": "Evaluate a model on a file.",
+    "predict": "Predict the most probable classes of each example in a file.",
+    "info": "Show a model and the checkpoints in its folder.",
     "study": "Compare sampling designs on a text.",
     "paper": "Reproduce the paper, each claim beside its evidence.",
 }
 
 
 class _Commands(click.Group):
-    """Imports a command when it is called."""
+    """A group that imports a command when it is called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -49,7 +49,7 @@ class _Commands(click.Group):
         try:
             return super().invoke(ctx)
         except BrokenPipeError:
-            # Whoever read the answers has enough of them. Python would flush what is left when it ends.
+            # The reader of the pipe is gone. Python flushes the rest at exit, so it goes to the null device.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 0
 
@@ -57,21 +57,21 @@ class _Commands(click.Group):
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(__version__, message="%(prog)s %(version)s")
 def app() -> None:
-    """Probabilistic classifiers over very many classes: train, evaluate, predict, and see what sampling costs."""
+    """Train, evaluate and use probabilistic classifiers over very many classes."""
 
 
 @contextmanager
-def _warnings_in_a_line() -> Iterator[None]:
-    """Show notices as errors are shown; other warnings are bugs, and keep where they come from."""
+def _one_line_notices() -> Iterator[None]:
+    """Print notices as one line, as errors are; other warnings are bugs and keep their origin."""
     with warnings.catch_warnings():
         warnings.simplefilter("always", Notice)
         show = warnings.showwarning
 
         def shown(message: Warning | str, category: type[Warning], *rest: Any, **more: Any) -> None:
             if issubclass(category, Notice):
-                # A progress line is written over: it comes again.
-                over = "\r\x1b[K" if sys.stderr.isatty() else ""
-                print(f"{over}manyclass: {message}", file=sys.stderr, flush=True)
+                # This overwrites a progress line, which is printed again.
+                erase = "\r\x1b[K" if sys.stderr.isatty() else ""
+                print(f"{erase}manyclass: {message}", file=sys.stderr, flush=True)
             else:
                 show(message, category, *rest, **more)
 
@@ -80,23 +80,23 @@ def _warnings_in_a_line() -> Iterator[None]:
 
 
 def main() -> None:
-    """Run the command line: what a user can mend is one line, and exit code 2; a bug keeps its traceback."""
+    """Run the command line: an error that a user can fix is one line and exit code 2; a bug keeps its traceback."""
     end_quietly()
     try:
-        code, message = _called()
+        code, message = _run()
     except KeyboardInterrupt:
-        # Pressed once more while it was answered.
+        # Ctrl-C was pressed again while the first one was handled.
         code, message = 2, "interrupted"
-    with uninterrupted(forget=True):
+    with uninterrupted(ignore=True):
         if message:
             print("manyclass: " + textwrap.shorten(message, 500), file=sys.stderr)
         raise SystemExit(code)
 
 
-def _called() -> tuple[int, str]:
-    """The exit code of the command that was given, and what to say at the end."""
+def _run() -> tuple[int, str]:
+    """Run the command; return its exit code and the message to end with."""
     try:
-        with _warnings_in_a_line(), terminated_as_interrupted():
+        with _one_line_notices(), terminated_as_interrupted():
             return app(standalone_mode=False) or 0, ""
     except UserError as error:
         return 2, str(error)

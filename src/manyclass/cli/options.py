@@ -1,4 +1,4 @@
-"""What several commands have in common."""
+"""Options and checks that several commands share."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,11 +13,12 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class SectionedCommand(click.Command):
-    """A command of many options, whose help has them under headings: each heading with the first of its options."""
+    """A command whose help groups options under headings; `sections` maps the first option of each to its heading."""
 
     sections: ClassVar[dict[str, str]] = {}
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options, section by section."""
         heading, rows = "Options", list[tuple[str, str]]()
         found: dict[str, list[tuple[str, str]]] = {heading: rows}
         for parameter in self.get_params(ctx):
@@ -32,7 +33,7 @@ class SectionedCommand(click.Command):
 
 
 def path_argument() -> click.Path:
-    """A path; whether something is there is seen when it is read."""
+    """Return a path type that does not check existence; reading the file does."""
     return click.Path(path_type=Path)
 
 
@@ -43,29 +44,33 @@ def checkpoint_option() -> Callable[[F], F]:
 
 
 def source_options(*, training: bool) -> Callable[[F], F]:
-    """How to read data. When a model is there it knows its kind, and how text falls into tokens."""
+    """Return the options of how to read data; a trained model knows its kind of data and how text is split."""
     options = [
+        click.option("--format", help="Rows: svmlight, csv, tsv, parquet, npz or npy; default: by the file's ending."),
         click.option(
-            "--format", help="Of rows: svmlight, csv, tsv, parquet, npz or npy; default: by the file's ending."
+            "--label", metavar="COLUMN", help="Tables: column of the labels; default: label, target, class or y."
         ),
-        click.option(
-            "--label", metavar="COLUMN", help="Of tables: the column of labels; default: label, target, class or y."
-        ),
-        click.option("--labels", type=path_argument(), metavar="FILE", help="Of .npy: a .npy file of labels."),
+        click.option("--labels", type=path_argument(), metavar="FILE", help="With .npy: a .npy file of labels."),
     ]
     if training:
         options = [
-            click.option("--text", is_flag=True, help="DATA is text, or a folder of train.txt and valid.txt."),
-            click.option("--sequences", is_flag=True, help="DATA has user and item in each line."),
-            click.option("--triples", is_flag=True, help="DATA has triples, or is a folder of train, valid and test."),
+            click.option("--text", is_flag=True, help="DATA is text, or a folder with train.txt and valid.txt."),
+            click.option("--sequences", is_flag=True, help="DATA has a user and an item in each line."),
             click.option(
-                "--held-out", type=path_argument(), metavar="FILE", help="To evaluate on; default: a part of DATA."
+                "--triples", is_flag=True, help="DATA has triples, or is a folder with train, valid and test."
+            ),
+            click.option(
+                "--held-out", type=path_argument(), metavar="FILE", help="File to evaluate on; default: a part of DATA."
             ),
             *options,
             click.option(
-                "--split", type=click.Choice(["spaces", "words"]), help="Text: what a token is; default: spaces."
+                "--split",
+                type=click.Choice(["spaces", "words"]),
+                help="Text: split into tokens at spaces, or into words; default: spaces.",
             ),
-            click.option("--min-count", type=click.IntRange(min=1), help="Text: rarer tokens are one class, <unk>."),
+            click.option(
+                "--min-count", type=click.IntRange(min=1), help="Text: tokens rarer than this become one class, <unk>."
+            ),
         ]
 
     def decorate(function: F) -> F:
@@ -78,7 +83,7 @@ def source_options(*, training: bool) -> Callable[[F], F]:
 
 @contextmanager
 def as_user_error() -> Iterator[None]:
-    """What is wrong with a value, or a library that is missing, is the user's to mend."""
+    """Turn a bad value or a missing library into a UserError."""
     try:
         yield
     except (TypeError, ValueError, ImportError) as error:
@@ -86,7 +91,7 @@ def as_user_error() -> Iterator[None]:
 
 
 def check_device(name: str | None) -> None:
-    """Raise if torch finds no such device here."""
+    """Raise a UserError if torch finds no such device."""
     from manyclass import _check
 
     if name is not None:

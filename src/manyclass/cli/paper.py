@@ -1,4 +1,4 @@
-"""manyclass paper"""
+"""The command `manyclass paper`."""
 
 import sys
 from collections.abc import Sequence
@@ -21,14 +21,16 @@ from manyclass.lab.experiment import Claim
 @click.option("--quick", is_flag=True, help="2 seeds and fewer iterations: a minute or two.")
 @click.option("--full", is_flag=True, help="20 seeds: an hour or more.")
 @click.option("--only", default="", help="Experiments to run, separated by commas.")
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the first problem.")
-@click.option("--jobs", type=click.IntRange(min=1), help="Processes, of one thread each; default: one a core.")
-@click.option("--claims", is_flag=True, help="Print the table of claims and nothing else.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the first problem.")
+@click.option(
+    "--jobs", type=click.IntRange(min=1), help="Number of processes, with one thread each; default: one per core."
+)
+@click.option("--claims", is_flag=True, help="Print only the table of claims.")
 def paper(out: Path, quick: bool, full: bool, only: str, seed: int, jobs: int | None, claims: bool) -> None:
-    """Reproduce the paper: run its experiments and write a report of each claim beside its evidence.
+    """Reproduce the paper: run its experiments and write a report with the evidence for each claim.
 
-    What is finished is kept: an interrupted run goes on where it stopped, and a changed option reruns only what it
-    touches.
+    Finished results are kept: an interrupted run continues where it stopped, and a changed option reruns only the
+    experiments it affects.
     """
     from manyclass.lab.paper import DEFAULT, EXPERIMENTS, FULL, QUICK, reproduce
 
@@ -40,25 +42,25 @@ def paper(out: Path, quick: bool, full: bool, only: str, seed: int, jobs: int | 
             raise UserError(f"`--only` must be of {', '.join(EXPERIMENTS)}, got {name!r}")
     scale = QUICK if quick else FULL if full else DEFAULT
     try:
-        with progress() as watch:
-            done = reproduce(out, scale=scale, seed=seed, only=names or None, jobs=jobs, on_progress=watch)
+        with progress() as on_progress:
+            done = reproduce(out, scale=scale, seed=seed, only=names or None, jobs=jobs, on_progress=on_progress)
     except ImportError as error:
         raise UserError(str(error)) from error
     except KeyboardInterrupt:
-        raise UserError("interrupted; what is finished is kept: the same command goes on") from None
+        raise UserError("interrupted; finished results are kept: run the same command to continue") from None
     _print_claims(done.claims)
     if not claims:
         print(f"report   {done.report}\nresults  {done.results}")
 
 
 def _print_claims(claims: Sequence[Claim]) -> None:
-    # A pipe has no width of its own.
+    # A pipe has no width, so one is set.
     console = Console(width=None if sys.stdout.isatty() else 120)
     table = Table(show_lines=True)
     for column in ("claim", "the paper says", "measured", "holds"):
         table.add_column(column, overflow="fold", no_wrap=column in ("claim", "holds"))
     for claim in claims:
         measured = f"{claim.measured}. {claim.reason}" if claim.reason else claim.measured
-        # As text: E[log p̃] is no markup.
+        # Plain Text, because rich would read E[log p̃] as markup.
         table.add_row(*map(Text, (claim.id, claim.statement, measured, "yes" if claim.holds else "no")))
     console.print(table)

@@ -1,4 +1,4 @@
-"""manyclass predict"""
+"""The command `manyclass predict`."""
 
 import json
 import shutil
@@ -26,28 +26,30 @@ _SPACES = str.maketrans("\t\r\n", "   ")
 @click.argument("model", type=path_argument())
 @click.argument("data", type=path_argument())
 @source_options(training=False)
-@click.option("--top", type=click.IntRange(min=1), default=5, show_default=True, help="Classes for each example.")
-@click.option("--index", "indexed", is_flag=True, help="Search an index of neighbours, made once; needs faiss.")
+@click.option("--top", type=click.IntRange(min=1), default=5, show_default=True, help="Classes per example.")
+@click.option("--index", "indexed", is_flag=True, help="Search a nearest-neighbour index, built once; needs faiss.")
 @click.option(
-    "--recall", type=click.FloatRange(0, 1, min_open=True), default=0.95, show_default=True, help="Of the index."
+    "--recall", type=click.FloatRange(0, 1, min_open=True), default=0.95, show_default=True, help="Recall of the index."
 )
 @click.option(
     "--probabilities",
     type=click.Choice(["exact", "estimated", "none"]),
     default="exact",
     show_default=True,
-    help="Over all classes; estimated, with --index: from draws, with an error.",
+    help="Exact over all classes; estimated (with --index) from draws, with an error; or none.",
 )
-@click.option("--draws", type=click.IntRange(min=4), default=8, show_default=True, help="Of an estimate.")
+@click.option("--draws", type=click.IntRange(min=4), default=8, show_default=True, help="Draws per estimate.")
 @click.option(
     "--seen/--unseen",
     default=None,
     help="Predict items that a user already has (default: no), or tails known from training (default: yes).",
 )
-@click.option("--json", "as_json", is_flag=True, help="A JSON object a line, instead of columns with TABs between.")
-@click.option("--out", type=click.Path(path_type=Path), metavar="FILE", help="Where to; default: the standard output.")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON object per line instead of TAB-separated columns.")
+@click.option(
+    "--out", type=click.Path(path_type=Path), metavar="FILE", help="File to write to; default: the standard output."
+)
 @checkpoint_option()
-@click.option("--device", default="cpu", show_default=True, help="cpu or cuda.")
+@click.option("--device", default="cpu", show_default=True, help="Device: cpu or cuda.")
 def predict(
     model: Path,
     data: Path,
@@ -65,12 +67,13 @@ def predict(
     checkpoint: str | None,
     device: str,
 ) -> None:
-    """The most probable classes of each example of DATA, as it is read; - is the standard input, of which lines of text
-    and of triples are answered as they come.
+    """Predict the most probable classes of each example in DATA.
 
-    DATA is as for fit, labels may be missing. Of text each line is a beginning; of sequences all of a user's items
-    are; of triples a line is head TAB relation, or has a ? in the place of head or tail.
-    Each line of the prediction: the example, then class, probability, class, probability, …, best first.
+    DATA is as for fit; labels may be missing. For text, each line is a beginning; for sequences, all items of a user
+    are; for triples, a line is head TAB relation, or has a ? in place of head or tail. If DATA is -, examples come
+    from the standard input; lines of text and triples are answered one by one.
+
+    Each line of the output has the example, then class, probability, class, probability, …, best first.
     """
     from manyclass import tasks
 
@@ -80,7 +83,7 @@ def predict(
     opened = tasks.open_model(model, checkpoint=checkpoint, device=device)
     if seen is not None and opened.spec.task.allows_seen is None:
         raise UserError(f"`--{'seen' if seen else 'unseen'}` must be left out for {opened.spec.task.kind}")
-    # An index is tuned on what is then asked.
+    # An index is tuned on the first examples, which are read again for the predictions.
     once = opened.spec.task.by_line and not indexed
     with _input(data, once=once) as path, _output(out) as file:
         source = tasks.Source(path, format=format, label=label, labels=labels)
@@ -114,7 +117,7 @@ def _columns(prediction: "Prediction") -> str:
 
 
 def _cell(text: str) -> str:
-    """Without what would make it two columns, or two lines; --json has it as it is."""
+    """Replace TABs and line ends, which would break columns and lines; --json keeps them."""
     return text.translate(_SPACES)
 
 
@@ -135,7 +138,7 @@ def _input(path: Path, *, once: bool) -> Iterator[Path]:
     if path != STANDARD_INPUT or once:
         yield path
         return
-    # It is read twice.
+    # The standard input is read twice, so it is copied.
     with tempfile.TemporaryDirectory(prefix="manyclass-") as folder:
         held = Path(folder) / "standard input"
         with held.open("wb") as file:
@@ -151,6 +154,6 @@ def _output(path: Path | None) -> Iterator[TextIO]:
         return
     from manyclass.storage import atomic_write
 
-    # The old file stays if an input cannot be read.
+    # The file is replaced at the end by an atomic rename, so an old file stays if an example cannot be read.
     with atomic_write(path) as temporary, temporary.open("w", encoding="utf-8") as file:
         yield file

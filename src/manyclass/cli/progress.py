@@ -1,4 +1,4 @@
-"""How far work is, on the standard error."""
+"""Progress on the standard error."""
 
 import sys
 import time
@@ -21,7 +21,7 @@ from manyclass.lab.runner import OnProgress
 
 @contextmanager
 def progress() -> Iterator[OnProgress]:
-    """A bar for each experiment on a terminal; elsewhere a line now and then."""
+    """Yield a callback that shows a bar per experiment on a terminal, elsewhere a line every ten seconds."""
     console = Console(stderr=True)
     if not console.is_terminal:
         yield _Lines()
@@ -37,24 +37,24 @@ def progress() -> Iterator[OnProgress]:
     with Progress(*columns, console=console) as bars:
         tasks: dict[str, TaskID] = {}
 
-        def watch(name: str, done: int, total: int) -> None:
+        def show(name: str, done: int, total: int) -> None:
             if name not in tasks:
                 tasks[name] = bars.add_task(name, total=total)
             bars.update(tasks[name], completed=done, total=total)
 
-        yield watch
+        yield show
 
 
 def reading() -> Callable[[int, int], None]:
-    """Told how many bytes of a file are read: a line on a terminal, if it takes long."""
-    begun = time.monotonic()
+    """Return a callback of bytes read that shows a line on a terminal if reading takes over a second."""
+    started = time.monotonic()
 
-    def watch(done: int, total: int) -> None:
-        if sys.stderr.isatty() and time.monotonic() - begun > 1:
+    def show(done: int, total: int) -> None:
+        if sys.stderr.isatty() and time.monotonic() - started > 1:
             end = "\r\x1b[K" if done >= total else ""
             print(f"\rreading {done / max(total, 1):4.0%}{end}", end="", file=sys.stderr, flush=True)
 
-    return watch
+    return show
 
 
 class _Lines:

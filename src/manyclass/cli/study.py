@@ -1,4 +1,4 @@
-"""manyclass study"""
+"""The command `manyclass study`."""
 
 import textwrap
 from dataclasses import replace
@@ -20,26 +20,34 @@ from manyclass.errors import UserError
 )
 @click.option("--held-out", type=click.Path(path_type=Path), help="A text file to evaluate on.")
 @click.option(
-    "--split", type=click.Choice(["spaces", "words"]), default="spaces", show_default=True, help="What a token is."
+    "--split",
+    type=click.Choice(["spaces", "words"]),
+    default="spaces",
+    show_default=True,
+    help="Split into tokens at spaces, or into words.",
 )
 @click.option(
-    "--min-count", type=click.IntRange(min=1), default=1, show_default=True, help="Rarer tokens are one class, <unk>."
+    "--min-count",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Tokens rarer than this become one class, <unk>.",
 )
 @click.option(
     "--out", type=click.Path(path_type=Path), default="study-report", show_default=True, help="Folder for the report."
 )
 @click.option("--quick", is_flag=True, help="30,000 tokens, one epoch: a few minutes.")
 @click.option("--full", is_flag=True, help="All of the text, 3 epochs, 3 seeds: hours, or minutes on a GPU.")
-@click.option("--tokens", type=click.IntRange(min=1), help="How many to train on.")
-@click.option("--epochs", type=click.IntRange(min=1), help="Of every training.")
-@click.option("--seeds", type=click.IntRange(min=1), help="How many.")
-@click.option("--k", type=click.IntRange(min=1), help="Classes scored in trainings; default: one in a hundred.")
-@click.option("--design", "designs", multiple=True, help="One to compare; give it again for more. Default: all.")
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="The first.")
-@click.option("--device", default="cpu", show_default=True, help="Where models are: cpu, cuda.")
-@click.option("--jobs", type=click.IntRange(min=1), default=1, show_default=True, help="Trainings at once.")
-@click.option("--report/--no-report", default=True, help="Whether to draw the page.")
-@click.option("--redraw", is_flag=True, help="Only draw the page of what an earlier run into --out measured.")
+@click.option("--tokens", type=click.IntRange(min=1), help="Tokens to train on.")
+@click.option("--epochs", type=click.IntRange(min=1), help="Epochs of each training.")
+@click.option("--seeds", type=click.IntRange(min=1), help="Number of seeds.")
+@click.option("--k", type=click.IntRange(min=1), help="Classes drawn per step in trainings; default: one in a hundred.")
+@click.option("--design", "designs", multiple=True, help="Design to compare; repeat for more. Default: all.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="The first seed.")
+@click.option("--device", default="cpu", show_default=True, help="Device: cpu or cuda.")
+@click.option("--jobs", type=click.IntRange(min=1), default=1, show_default=True, help="Trainings to run in parallel.")
+@click.option("--report/--no-report", default=True, help="Write the report page.")
+@click.option("--redraw", is_flag=True, help="Only write the report page again, from the results in --out.")
 def study(
     data: Path | None,
     held_out: Path | None,
@@ -59,10 +67,10 @@ def study(
     report: bool,
     redraw: bool,
 ) -> None:
-    """Compare sampling designs on a text: the error of each, its time, and what it trains, beside exact training.
+    """Compare sampling designs on a text: error, time and held-out loss of each, beside exact training.
 
-    Half an hour on two cores by default, for the first 300,000 tokens. What is finished is kept: an interrupted run
-    goes on where it stopped.
+    By default this takes half an hour on two cores, for the first 300,000 tokens. Finished results are kept: an
+    interrupted run continues where it stopped.
     """
     from manyclass.data import read_text, standard_library
     from manyclass.lab import study as room
@@ -83,7 +91,7 @@ def study(
                 text = standard_library()
             else:
                 text = read_text(data, held_out=held_out, split=split, min_count=min_count)
-            with progress() as watch:
+            with progress() as on_progress:
                 done = room.study(
                     text,
                     out,
@@ -94,12 +102,12 @@ def study(
                     device=device,
                     jobs=jobs,
                     report=report,
-                    on_progress=watch,
+                    on_progress=on_progress,
                 )
     except ImportError as error:
         raise UserError(str(error)) from error
     except KeyboardInterrupt:
-        raise UserError("interrupted; what is finished is kept: the same command goes on") from None
+        raise UserError("interrupted; finished results are kept: run the same command to continue") from None
     print("\n".join(textwrap.fill(sentence, 110, subsequent_indent="  ") for sentence in done.summary))
     if done.page is not None:
         print(f"report   {done.page}")

@@ -1,4 +1,4 @@
-"""Numbers for a person."""
+"""Tables of numbers on the standard output."""
 
 import sys
 
@@ -9,12 +9,12 @@ from manyclass.tasks import Measured
 
 
 def console() -> Console:
-    # A pipe has no width of its own.
+    """Return a console for the standard output, of a fixed width if that is a pipe."""
     return Console(width=None if sys.stdout.isatty() else 110)
 
 
 def print_measured(measured: Measured) -> None:
-    """Means over all examples, and by how frequent classes are."""
+    """Print means by class frequency, and over all examples."""
     names = list(measured.metrics)
     table = Table()
     for column in ("times in training", "examples", "loss", "perplexity", *names):

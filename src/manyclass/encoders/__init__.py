@@ -1,4 +1,4 @@
-"""From examples to the vectors that a head scores classes with."""
+"""Encoders: modules that map examples to the vectors that a head scores."""
 
 from manyclass.encoders.complex import ComplEx as ComplEx
 from manyclass.encoders.features import FeatureEncoder as FeatureEncoder

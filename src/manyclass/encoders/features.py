@@ -1,4 +1,4 @@
-"""Rows of features, dense or sparse, to vectors."""
+"""An encoder of rows of features, dense or sparse."""
 
 import math
 from collections.abc import Sequence
@@ -9,30 +9,31 @@ from torch import Tensor, nn
 
 from manyclass import _check
 
-FULL = 2048  # sparse features from which on classes have no weight for each of them
-RANK = 256
+MOST_FULL_FEATURES = 2048  # sparse features up to which a class has a weight for each
+DEFAULT_RANK = 256
 
 Inputs = Tensor | dict[str, Tensor]
 
 
 class FeatureBag(nn.Module):
-    """Σ_f x(f) v(f) + b over the features of a sparse row: [B, dim]. A gradient holds the rows of present features.
+    """A sum Σ_f x(f) v(f) + b [B, dim] over the features of sparse rows; gradients hold the rows of present features.
 
     Args:
         num_features: F.
         dim: of the vectors v.
-        bias: whether there is a b.
+        bias: whether to add b.
     """
 
     bias: nn.Parameter | None
 
     def __init__(self, num_features: int, dim: int, *, bias: bool) -> None:
         super().__init__()
-        # Rows of the length that nn.Linear gives the vectors of a few dozen present features.
+        # The scale matches nn.Linear with a few dozen inputs, as many as features are present.
         self.weight = nn.Parameter(torch.empty(num_features, dim).uniform_(-1, 1) / math.sqrt(min(num_features, 64)))
         self.register_parameter("bias", nn.Parameter(torch.zeros(dim)) if bias else None)
 
     def forward(self, inputs: Inputs) -> Tensor:
+        """Return the sums [B, dim]."""
         if isinstance(inputs, Tensor):
             hidden = inputs.to(self.weight.dtype) @ self.weight
         else:
@@ -44,15 +45,15 @@ class FeatureBag(nn.Module):
 
 
 class FeatureEncoder(nn.Module):
-    """The vector of a row of features: the row itself, a projection of it, or what a network makes of it.
+    """An encoder of rows of features: the row itself, a linear projection of it, or the output of a network.
 
     Args:
         num_features: F.
-        sparse: whether inputs are mostly sparse, `{"columns", "starts", "values"}`, rather than matrices [B, F]. It
-            takes either, and gives the same for both.
-        rank: project to so many dimensions, linearly. None: only where inputs are sparse and F is above 2,048, to 256:
-            a class then has a weight for each dimension, not for each feature.
-        hidden_layers: the widths of a network, each layer followed by a ReLU.
+        sparse: whether inputs are mostly sparse, `{"columns", "starts", "values"}`, rather than matrices [B, F]. Both
+            are accepted and give the same result.
+        rank: project linearly to this many dimensions. None: 256 if inputs are sparse and F is above 2,048, so that a
+            class has a weight per dimension instead of per feature; else no projection.
+        hidden_layers: widths of a network, each layer followed by a ReLU.
 
     Attributes:
         dim: of the vectors.
@@ -66,33 +67,34 @@ class FeatureEncoder(nn.Module):
         widths = [_check.whole("hidden_layers", width, 1) for width in hidden_layers]
         if rank is not None:
             _check.whole("rank", rank, 1)
-        elif sparse and num_features > FULL and not widths:
-            rank = RANK
+        elif sparse and num_features > MOST_FULL_FEATURES and not widths:
+            rank = DEFAULT_RANK
         self.sparse = sparse
         layers: list[nn.Module] = []
         dim = num_features
-        for width, bent in [*([] if rank is None else [(rank, False)]), *((width, True) for width in widths)]:
+        for width, has_relu in [*([] if rank is None else [(rank, False)]), *((width, True) for width in widths)]:
             first = not layers
-            layers.append(FeatureBag(dim, width, bias=bent) if sparse and first else nn.Linear(dim, width))
-            layers += [nn.ReLU()] if bent else []
+            layers.append(FeatureBag(dim, width, bias=has_relu) if sparse and first else nn.Linear(dim, width))
+            layers += [nn.ReLU()] if has_relu else []
             dim = width
         self.layers = nn.Sequential(*layers)
         self.dim = dim
 
     def forward(self, inputs: Inputs) -> Tensor:
+        """Return the vectors [B, dim]."""
         if isinstance(inputs, dict) and not (self.layers and isinstance(self.layers[0], FeatureBag)):
             inputs = self._matrix(inputs)
         hidden: Tensor = self.layers(inputs)
         return hidden
 
     def sparse_parameters(self) -> list[nn.Parameter]:
-        """Those whose gradients hold touched rows alone: they are for a row optimiser."""
+        """Return the parameters with sparse gradients, for a row optimiser."""
         return [layer.weight for layer in self.layers if isinstance(layer, FeatureBag)]
 
     def _matrix(self, inputs: dict[str, Tensor]) -> Tensor:
-        """A batch [B, F] of few features."""
+        """Return sparse inputs as a matrix [B, F]."""
         columns, starts = inputs["columns"], inputs["starts"]
-        # Nothing here waits for a GPU: how many there are is known without a look at the numbers.
+        # The output size is given, so that nothing syncs with a GPU.
         number = F.pad(starts[1:], (0, 1), value=len(columns)) - starts
         row = torch.arange(len(starts), device=starts.device).repeat_interleave(number, output_size=len(columns))
         matrix = inputs["values"].new_zeros(len(starts), self.num_features)

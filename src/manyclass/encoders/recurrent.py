@@ -1,4 +1,4 @@
-"""Sequences of classes to the vectors that predict what comes next."""
+"""An LSTM encoder of sequences of classes."""
 
 from typing import Any
 
@@ -9,16 +9,16 @@ from manyclass import _check
 
 
 class Recurrent(nn.Module):
-    """Embeds the ids of a sequence and reads them with an LSTM; a position's vector knows all that came before it.
+    """An embedding of ids followed by an LSTM; the vector of a position depends on all ids up to it.
 
     Inputs are ids [B, T], which give vectors [B, T, D]; or a dict of `ids` and one of
-    - `last`: int64 [B], the position of each sequence that is wanted, which gives vectors [B, D];
-    - `skip`: how many positions only set the scene, which gives vectors [B, T - skip, D].
+    - `last`: int64 [B], the position wanted of each sequence, which gives vectors [B, D];
+    - `skip`: number of leading positions that are context only, which gives vectors [B, T - skip, D].
 
     Args:
         embedding: of the ids, [C, D]; a head may be tied to it.
         layers: of the LSTM, each of D units.
-        dropout: of embeddings, between layers and of what comes out.
+        dropout: of the embeddings, between layers and of the output.
     """
 
     def __init__(self, embedding: nn.Embedding, *, layers: int = 1, dropout: float = 0.0) -> None:
@@ -28,10 +28,11 @@ class Recurrent(nn.Module):
         dim = embedding.embedding_dim
         self.embedding = embedding
         self.dropout = nn.Dropout(dropout)
-        # torch warns of dropout between layers where there is one.
+        # torch warns about dropout between layers if there is only one layer.
         self.lstm = nn.LSTM(dim, dim, layers, batch_first=True, dropout=dropout if layers > 1 else 0.0)
 
     def forward(self, inputs: Tensor | dict[str, Any]) -> Tensor:
+        """Return the vectors of the wanted positions."""
         ids = inputs if isinstance(inputs, Tensor) else inputs["ids"]
         hidden: Tensor = self.lstm(self.dropout(self.embedding(ids)))[0]
         if isinstance(inputs, dict) and "last" in inputs:

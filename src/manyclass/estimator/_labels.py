@@ -1,4 +1,4 @@
-"""Labels as people have them, and the rows of a head that stand for them."""
+"""Labels, and the rows of a head that stand for them."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -7,17 +7,17 @@ import numpy as np
 
 Array = np.ndarray[Any, Any]
 
-_NUMBERS, _STRINGS = "biuf", "UTO"
-_EXACT = 2**53  # up to which a float64 tells whole numbers apart
+_NUMBER_KINDS, _STRING_KINDS = "biuf", "UTO"
+_LARGEST_EXACT = 2**53  # int that float64 represents exactly
 
 
 @dataclass(frozen=True)
 class Labels:
-    """C classes in ascending order; a head has them in the order they came in.
+    """C classes in ascending order, and their rows in a head, which has them in order of arrival.
 
     Args:
         classes: [C], ascending.
-        rows: int64 [C], the head's row of each. None: the same order.
+        rows: int64 [C], the head's row of each class. None: the same order.
 
     Example:
         >>> labels = Labels.of(np.array(["pear", "fig", "pear"])).joined(np.array(["kiwi"]), "y")
@@ -30,17 +30,17 @@ class Labels:
 
     @classmethod
     def of(cls, y: Array) -> "Labels":
-        """The classes that occur in y [n]."""
+        """Return the classes that occur in y [n]."""
         return cls(np.unique(y))
 
     def __len__(self) -> int:
         return len(self.classes)
 
     def joined(self, y: Array, name: str) -> "Labels":
-        """With the classes of y that are new, whose rows follow those there are.
+        """Return labels with the new classes of y added; their rows follow the present ones.
 
         Raises:
-            ValueError: labels of a kind that these cannot be told from, such as strings among numbers.
+            ValueError: the labels are of a type that does not compare with the present one, as strings with numbers.
         """
         self._check_kind(y, name)
         fresh = np.unique(y)
@@ -53,10 +53,10 @@ class Labels:
         return Labels(classes[order], np.concatenate([rows, np.arange(len(rows), len(classes))])[order])
 
     def rows_of(self, y: Array, name: str) -> Array:
-        """int64 [n]: the rows of labels [n].
+        """Return the rows, int64 [n], of labels [n].
 
         Raises:
-            ValueError: a label that is none of the classes.
+            ValueError: a label is not among the classes.
         """
         self._check_kind(y, name)
         place, known = self._known(y)
@@ -69,11 +69,11 @@ class Labels:
         return place if self.rows is None else self.rows[place]
 
     def of_rows(self, rows: Array) -> Array:
-        """The labels of rows, of any shape."""
+        """Return the labels of rows, of any shape."""
         return self.classes[rows if self.rows is None else self.places()[rows]]
 
     def places(self) -> Array:
-        """int64 [C]: where in ascending order the class of each row is."""
+        """Return int64 [C]: the position in ascending order of the class of each row."""
         if self.rows is None:
             return np.arange(len(self))
         places = np.empty_like(self.rows)
@@ -81,21 +81,23 @@ class Labels:
         return places
 
     def _known(self, y: Array) -> tuple[Array, Array]:
-        """Where labels are among the classes, and whether they are."""
+        """Return the positions of labels among the classes, and whether they are there."""
         place = np.searchsorted(self.classes, y).astype(np.int64)
         known = self.classes[np.minimum(place, len(self) - 1)] == y
         return place, np.asarray(known, dtype=bool)
 
     def _check_kind(self, y: Array, name: str) -> None:
         own, other = self.classes.dtype, y.dtype
-        alike = own.kind == other.kind or any({own.kind, other.kind} <= set(kinds) for kinds in (_NUMBERS, _STRINGS))
-        # NumPy would turn signed integers among unsigned ones into floats, as it does integers among floats, of which
-        # large ones are then one; and objects may be anything.
+        alike = own.kind == other.kind or any(
+            {own.kind, other.kind} <= set(kinds) for kinds in (_NUMBER_KINDS, _STRING_KINDS)
+        )
+        # NumPy casts a mix of signed and unsigned integers, or of integers and floats, to floats, where large integers
+        # are no longer distinct; objects may have any type.
         if {own.kind, other.kind} == {"i", "u"}:
             alike = np.result_type(own, other).kind != "f"
         elif {own.kind, other.kind} in ({"i", "f"}, {"u", "f"}):
             whole = self.classes if own.kind != "f" else y
-            alike = not len(whole) or max(-int(whole.min()), int(whole.max())) <= _EXACT
+            alike = not len(whole) or max(-int(whole.min()), int(whole.max())) <= _LARGEST_EXACT
         elif alike and "O" in (own.kind, other.kind) and len(y):
             alike = isinstance(self.classes[0], str) == isinstance(y[0], str)
         if not alike:

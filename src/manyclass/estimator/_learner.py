@@ -1,4 +1,4 @@
-"""An encoder, a head and their optimiser: what a classifier trains and predicts with."""
+"""An encoder, a head and their optimiser."""
 
 import contextlib
 import copy
@@ -19,27 +19,27 @@ from manyclass.estimator._scores import Scores
 from manyclass.heads import ClassHead
 from manyclass.training import HeldOut, History, ProgressLine, Training
 
-ROWS = 1024  # predicted at once
-_REPORTS = 100  # steps between records, at most
+ROWS = 1024  # per batch of a prediction or evaluation
+_REPORT_STEPS = 100  # between records, at most
 
-# torch's global generator is one for all threads.
+# All threads share torch's global RNG.
 _lock = threading.Lock()
 
 
 class Learner:
-    """A linear classifier or a network, with all that it takes to train on.
+    """A linear classifier or a network, with its optimiser and class counts.
 
     Args:
         num_features: F.
         counts: of the classes in the training set.
-        sparse: whether it is to be trained on sparse rows.
+        sparse: whether training rows are sparse.
         options: of the classifier.
-        seed: of the first parameters.
+        seed: of the initial parameters.
     """
 
     def __init__(self, num_features: int, counts: ClassCounts, *, sparse: bool, options: Options, seed: int) -> None:
         self.counts = counts
-        with _drawing(seed):
+        with _seeded(seed):
             self.encoder = FeatureEncoder(
                 num_features, sparse=sparse, rank=options.rank, hidden_layers=options.hidden_layers
             )
@@ -56,38 +56,39 @@ class Learner:
 
     @property
     def device(self) -> torch.device:
+        """The device of the parameters."""
         return self.head.weight.device
 
     def to(self, device: torch.device) -> None:
-        """Move all of it, the optimiser's state included."""
+        """Move everything, the optimiser's state included."""
         if device == self.device:
             return
         for module in (self.encoder, self.head, self.counts):
             module.to(device)
-        # Loading puts state where the parameter is.
+        # Loading a state dict moves the state to the device of the parameters.
         self.optimizer.load_state_dict(self.optimizer.state_dict())
 
     def set_learning_rate(self, learning_rate: float) -> None:
-        """Of the optimiser, from now on."""
+        """Set the learning rate of the optimiser."""
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
 
     def grow(self, num_classes: int, options: Options, seed: int) -> None:
-        """Add classes that have not been seen."""
+        """Add classes without examples so far."""
         before = self.head.num_classes
-        # A sampler follows by itself, unless it drew all classes for want of more, or is made by somebody else.
-        anew = callable(options.sampler) or before <= options.drawn
+        # A sampler follows the head, unless it draws all classes for now, or was made by the user's function.
+        replaced = callable(options.sampler) or before <= options.drawn
         self.counts.resize(num_classes)
         try:
-            sampler = options.make_sampler(self.counts) if anew else None
-            with _drawing(seed):
+            sampler = options.make_sampler(self.counts) if replaced else None
+            with _seeded(seed):
                 self.head.resize(num_classes, sampler=sampler, optimizer=self.optimizer)
         except Exception:
             self.counts.resize(before)
             raise
 
     def count(self, rows: Array, weight: Array | None) -> None:
-        """Count targets [n], and let the sampler know."""
+        """Add targets [n] to the counts, and refresh the sampler."""
         add_counts(self.counts, rows, weight)
         self.head.sampler.refresh()
 
@@ -102,7 +103,7 @@ class Learner:
         weight: Array | None,
         seeds: tuple[int, int],
     ) -> History:
-        """Some epochs over the chosen rows; seeds are of their order and of the draws of classes."""
+        """Train for some epochs on the chosen rows; the seeds are those of the order of rows and of the draws."""
         batches = RowBatches(data, options.batch_size, seed=seeds[0], chosen=chosen, weight=weight)
         evaluated = None
         if held_out is not None:
@@ -118,7 +119,7 @@ class Learner:
             encoder=self.encoder,
             epochs=epochs,
             held_out=evaluated,
-            report_every=min(_REPORTS, len(batches)),
+            report_every=min(_REPORT_STEPS, len(batches)),
             callbacks=[ProgressLine()] if options.verbose else [],
             seed=seeds[1],
         ).run()
@@ -127,11 +128,12 @@ class Learner:
 
     @property
     def scores(self) -> Scores:
+        """Exact scores of all classes."""
         return Scores(self.head)
 
     @torch.no_grad()
     def hidden(self, features: Any) -> Iterator[tuple[slice, Tensor]]:
-        """Which rows, and their vectors [B, D] in float64, some at a time."""
+        """Iterate over slices of rows and their vectors [B, D] in float64."""
         for start in range(0, features.shape[0], ROWS):
             rows = slice(start, min(start + ROWS, features.shape[0]))
             inputs = as_inputs(features[rows].astype(np.float32))
@@ -145,7 +147,7 @@ class Learner:
         home = self.device
         if home.type == "cpu":
             return {"home": home, **self.__dict__}
-        # From main memory, so that a machine without such a device can read it.
+        # Tensors are moved to the CPU, so that a machine without this device can unpickle them.
         self.to(torch.device("cpu"))
         try:
             return {"home": home, **copy.deepcopy(self.__dict__)}
@@ -160,14 +162,14 @@ class Learner:
 
 
 def add_counts(counts: ClassCounts, rows: Array, weight: Array | None) -> None:
-    """Count rows [n] of a head, each as often as its weight [n] says."""
+    """Add rows [n] of a head to counts, with weights [n]."""
     found = torch.from_numpy(np.bincount(rows, weight, counts.num_classes).astype(np.float64))
     counts.raw.add_(found.to(counts.raw.device))
 
 
 @contextlib.contextmanager
-def _drawing(seed: int) -> Iterator[None]:
-    """What torch's global generator gives inside follows from the seed, and outside goes on as if it had not been."""
+def _seeded(seed: int) -> Iterator[None]:
+    """Seed torch's global RNG inside the block, and restore its state afterwards."""
     with _lock, torch.random.fork_rng([]):
         torch.default_generator.manual_seed(seed)
         yield

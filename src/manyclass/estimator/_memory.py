@@ -1,21 +1,21 @@
-"""Whether a number for each class of each row is too much to hold."""
+"""The memory for a number per row and class."""
 
 import os
 from pathlib import Path
 
-MOST = 1 << 31  # numbers
-_SHARE = 0.25
+MOST_NUMBERS = 1 << 31
+_SHARE_OF_FREE_MEMORY = 0.25
 
 
 def check_fits(num_rows: int, num_classes: int) -> None:
-    """Raise where float64 numbers [n, C] are more than 2³¹, or than a quarter of the memory that is free.
+    """Check that float64 numbers [n, C] are at most 2³¹ and take at most a quarter of the free memory.
 
     Raises:
-        ValueError: they are; it says how many rows would do, and what does without.
+        ValueError: they do not; the message says how many rows fit, and names methods that need less memory.
     """
-    most = MOST // num_classes
+    most = MOST_NUMBERS // num_classes
     if (free := available()) is not None:
-        most = min(most, int(free * _SHARE) // (8 * num_classes))
+        most = min(most, int(free * _SHARE_OF_FREE_MEMORY) // (8 * num_classes))
     if num_rows <= most:
         return
     size = num_rows * num_classes * 8 / 2**30
@@ -28,7 +28,7 @@ def check_fits(num_rows: int, num_classes: int) -> None:
 
 
 def available() -> int | None:
-    """Bytes of memory that are free; None where the system does not say."""
+    """Return the bytes of free memory; None if unknown."""
     try:
         for line in Path("/proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):

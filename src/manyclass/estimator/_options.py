@@ -1,4 +1,4 @@
-"""What the classifier was told, checked, and what follows from it."""
+"""The checked options of the classifier, and the objects made from them."""
 
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,15 +19,16 @@ from manyclass.samplers import Sampler
 MakeSampler = Callable[[ClassCounts, int], Sampler]
 
 EPOCHS = 50
-STEPS = 300  # that few rows are passed over more often for: an epoch of theirs is hardly a step
+STEPS = 300  # at least: with few rows an epoch is hardly a step, so there are more epochs
 
 
 @dataclass(frozen=True)
 class Options:
-    """The parameters of `ManyClassClassifier` but its `random_state`, see there.
+    """The parameters of `ManyClassClassifier`, except `random_state`.
 
     Raises:
-        TypeError, ValueError: a parameter is not what it must be.
+        TypeError: a parameter has the wrong type.
+        ValueError: a parameter is out of range or not a known name.
     """
 
     hidden_layers: Sequence[int]
@@ -47,7 +48,7 @@ class Options:
 
     @classmethod
     def of(cls, parameters: Mapping[str, Any]) -> "Options":
-        """From an estimator's parameters. Numbers may be NumPy's, as search grids have them."""
+        """Make options from an estimator's parameters; numbers may be NumPy scalars, as in search grids."""
         return cls(**{field.name: plain(parameters[field.name]) for field in fields(cls)})
 
     def __post_init__(self) -> None:
@@ -63,7 +64,7 @@ class Options:
         check_options(
             sampler=None if callable(self.sampler) else self.sampler,
             objective=self.objective if named else None,
-            # None is no choice here: the parameter has a default.
+            # None is refused: this parameter has a default name.
             optimizer=str(self.optimizer),
             learning_rate=self.learning_rate,
             k=self.k,
@@ -81,7 +82,7 @@ class Options:
         self.place()
 
     def place(self) -> torch.device:
-        """Where the model is trained.
+        """Return the device to train on.
 
         Raises:
             ValueError: torch knows no such device, or the machine has none.
@@ -91,13 +92,14 @@ class Options:
         return _check.place(self.device)
 
     def make_objective(self) -> Objective:
+        """Build the objective."""
         if self.objective is None:
             return Likelihood()
-        # One that learns must not change the parameter it was given as.
+        # An objective that learns must not change the user's parameter, so it is copied.
         return OBJECTIVES[self.objective]() if isinstance(self.objective, str) else copy.deepcopy(self.objective)
 
     def make_sampler(self, counts: ClassCounts) -> Sampler:
-        """Which classes a step scores: all, where there are no more than would be drawn."""
+        """Build the sampler; it draws all classes where there are at most k."""
         if not callable(self.sampler):
             return make_sampler(self.sampler, counts, k=self.k)
         made = self.sampler(counts, min(self.drawn, counts.num_classes))
@@ -106,25 +108,27 @@ class Options:
         return make_budget(made) if self.k == "auto" else made
 
     def epochs(self, num_rows: int) -> int:
-        """How often so many rows are to be passed over, at most."""
+        """Return the largest number of epochs over this many rows."""
         steps = -(-num_rows // self.batch_size)
         return max(EPOCHS, -(-STEPS // steps)) if self.max_epochs is None else self.max_epochs
 
     @property
     def drawn(self) -> int:
-        """How many classes are drawn, or to begin with."""
+        """Number of classes drawn per step; with k "auto", at first."""
         return self.k if isinstance(self.k, int) else defaults.K
 
     @property
     def used_learning_rate(self) -> float:
+        """Learning rate given, or the default of the optimiser."""
         return LEARNING_RATES[self.optimizer] if self.learning_rate is None else self.learning_rate
 
     def make_optimizer(self, parameters: Iterable[nn.Parameter]) -> Optimizer:
+        """Build the optimiser of parameters."""
         return OPTIMIZERS[self.optimizer](parameters, self.used_learning_rate)
 
 
 def plain(value: Any) -> Any:
-    """A NumPy scalar as Python has it; the same in a sequence."""
+    """Convert NumPy scalars, also those in a sequence, to Python numbers."""
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, tuple | list | np.ndarray):

@@ -1,4 +1,4 @@
-"""The scores of all classes, exactly."""
+"""Exact scores of all classes."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -9,14 +9,14 @@ from torch import Tensor
 
 from manyclass.heads import ClassHead, TopK, exact_log_z, exact_topk
 
-_ELEMENTS = 1 << 23  # of class vectors in float64 at once
+_CHUNK_ELEMENTS = 1 << 23  # of class vectors in float64
 
 
 @dataclass(frozen=True)
 class Scores:
-    """A head's scores in float64: what is predicted of a row does not depend on the rows that lie beside it.
+    """Scores of a head in float64, so that a prediction does not depend on the other rows of its batch.
 
-    In float32 the last digits of a matrix product change with the number of its rows.
+    In float32 the last digits of a matrix product change with its number of rows.
 
     Args:
         head: whose similarity is "dot".
@@ -26,11 +26,12 @@ class Scores:
 
     @property
     def num_classes(self) -> int:
+        """Number of classes."""
         return self.head.num_classes
 
     def score_chunks(self, size: int) -> Iterator[tuple[int, Callable[[Tensor], Tensor]]]:
-        """For each run of at most `size` classes its first id and a function from hidden [B, D] to scores."""
-        size = max(1, min(size, _ELEMENTS // self.head.dim))
+        """Iterate over chunks of at most `size` classes: the first id, and a function of hidden [B, D] to scores."""
+        size = max(1, min(size, _CHUNK_ELEMENTS // self.head.dim))
         for start in range(0, self.num_classes, size):
             rows = slice(start, start + size)
 
@@ -42,19 +43,19 @@ class Scores:
 
     @torch.no_grad()
     def topk(self, hidden: Tensor, k: int) -> TopK:
-        """The k most probable classes of hidden [B, D], float64."""
+        """Return the k most probable classes of hidden [B, D], float64."""
         return exact_topk(self, hidden, k)
 
     @torch.no_grad()
     def log_prob(self, hidden: Tensor, ids: Tensor) -> Tensor:
-        """[B]: the log-probability of one class each."""
+        """Return the log-probability [B] of one class per row."""
         score = (hidden * self.head.weight[ids].double()).sum(1)
         score = score if self.head.bias is None else score + self.head.bias[ids].double()
         return score - exact_log_z(self, hidden)
 
     @torch.no_grad()
     def log_probs(self, hidden: Tensor) -> Iterator[tuple[int, Tensor]]:
-        """For each run of classes its first id and their log-probabilities [B, size]."""
+        """Iterate over chunks of classes: the first id, and log-probabilities [B, size]."""
         normaliser = exact_log_z(self, hidden).unsqueeze(1)
-        for start, score in self.score_chunks(max(1, _ELEMENTS // len(hidden))):
+        for start, score in self.score_chunks(max(1, _CHUNK_ELEMENTS // len(hidden))):
             yield start, score(hidden) - normaliser

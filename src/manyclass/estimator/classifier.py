@@ -1,4 +1,4 @@
-"""A classifier over many classes to scikit-learn's conventions, of which one is that rows are called X."""
+"""A scikit-learn classifier over many classes; rows are called X by convention."""
 # ruff: noqa: N803, N806
 
 from dataclasses import replace
@@ -21,44 +21,44 @@ from manyclass.estimator._options import MakeSampler, Options, plain
 from manyclass.objectives import Objective
 from manyclass.training import History, Progress, Record
 
-_LARGEST = float(np.finfo(np.float32).max)
+_LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
 
 
 class ManyClassClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
-    """p(c | x) ∝ exp(w_c · h(x) + b_c) over any number of classes, by maximum likelihood; a step scores some of them.
+    """A classifier p(c | x) ∝ exp(w_c · h(x) + b_c) over very many classes, of which a training step scores a sample.
 
-    h(x) is the row itself, a linear projection of it or a network. `X` is dense or sparse (CSR; never made dense as a
-    whole), labels are numbers or strings. Training is in float32, by minibatches; predictions are exact, over all
-    classes. The same `random_state` gives the same model, bit for bit on the CPU.
+    h(x) is the row itself, a linear projection of it or a network. `X` is dense or sparse (CSR, never made dense as a
+    whole); labels are numbers or strings. Training maximises the likelihood by minibatches in float32; predictions are
+    exact, over all classes. The same `random_state` gives the same model, bit for bit on the CPU.
 
     Args:
         hidden_layers: the widths of a network, each layer followed by a ReLU.
-        rank: project rows to so many dimensions, linearly, first. None: only where rows are sparse, of more than 2,048
-            features and without `hidden_layers`, to 256.
-        sampler: which classes a step scores. None: "learned"; "systematic", "clustered", "importance", "bernoulli";
-            "exhaustive" or "exact": all; or a function of `ClassCounts` and k to a sampler. All classes are scored
-            where there are no more than `k`.
-        objective: what is maximised, by its name in `manyclass.objectives` ("negative_sampling", …) or as an object.
-            None: the likelihood. Under objectives of discrimination or ranking, probabilities are not calibrated.
-        k: classes that a step draws; None: 1024; "auto": as many as keep the error of log Z̃ at 0.1.
-        optimizer: "adagrad", "adam" or "sgd", on the rows that a step touched.
-        learning_rate: None: by the optimiser, for columns of about unit variance or rows of about unit length.
-        batch_size: examples of a step.
+        rank: project rows linearly to this many dimensions first. None: 256 if rows are sparse with more than 2,048
+            features and there are no `hidden_layers`, else no projection.
+        sampler: chooses the classes that a step scores: "learned" (None), "systematic", "clustered", "importance",
+            "bernoulli"; "exact" or "exhaustive" for all; or a function of `ClassCounts` and k to a sampler. All classes
+            are scored if there are at most `k`.
+        objective: to maximise, a name in `manyclass.registry.OBJECTIVES` ("negative_sampling", …) or an object. None:
+            the likelihood. Objectives of discrimination and ranking do not give calibrated probabilities.
+        k: classes drawn per step; None: 1024; "auto": as many as keep the error of log Z̃ at 0.1.
+        optimizer: "adagrad", "adam" or "sgd"; updates only the rows that a step touched.
+        learning_rate: None: the default of the optimiser, which fits columns of unit variance or rows of unit length.
+        batch_size: examples per step.
         max_epochs: passes over the data. None: 50, or as many as make 300 steps.
-        early_stopping: whether to hold a part of the data out, stop when its exact likelihood has not risen for
+        early_stopping: hold out a part of the data, stop when its exact likelihood has not improved for
             `n_iter_no_change` epochs, and keep the best model.
-        validation_fraction: what part of the rows that is.
-        n_iter_no_change: epochs.
+        validation_fraction: fraction of the rows to hold out.
+        n_iter_no_change: epochs without improvement before stopping.
         random_state: a seed, a RandomState or None.
-        device: where to train and to predict. None or "auto": on a GPU where there is one.
-        verbose: above 0: a line of progress on the standard error.
+        device: to train and predict on. None or "auto": a GPU if there is one.
+        verbose: above 0: print a line of progress to the standard error.
 
     Attributes:
         classes_: [C], ascending.
-        n_features_in_, feature_names_in_: as everywhere in scikit-learn.
-        n_iter_: epochs.
+        n_features_in_, feature_names_in_: as in other scikit-learn estimators.
+        n_iter_: epochs trained.
         history_: a list of `manyclass.training.Record`.
-        loss_: of training, smoothed, at the end.
+        loss_: smoothed training loss at the end.
 
     Example:
         >>> from sklearn.datasets import load_iris
@@ -116,14 +116,14 @@ class ManyClassClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.verbose = verbose
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
-        """Train anew.
+        """Train from the beginning.
 
-        Ctrl-C ends it after the step under way: the model is as far as it came, and KeyboardInterrupt is raised.
+        Ctrl-C ends the training after the current step: the model keeps its progress, and KeyboardInterrupt is raised.
 
         Args:
             X: [n, F], an array or a sparse matrix.
             y: [n], labels.
-            sample_weight: [n], not negative. Rows of weight 0 are left out; only ratios matter.
+            sample_weight: [n], not negative; only ratios matter. Rows of weight 0 are left out.
         """
         options = Options.of(self.get_params(deep=False))
         X, y, weight = self._examples(X, y, sample_weight, first=True)
@@ -151,20 +151,19 @@ class ManyClassClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         )
         self._learner, self._random = learner, random
         self.history_, self._progress = [], Progress()
-        return self._take(labels, history)
+        return self._store(labels, history)
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Self:
-        """One more epoch, over these rows. Classes that have not been seen are added.
+        """Train one more epoch on these rows; new classes are added.
 
-        A learning rate, batch size or device that `set_params` has changed counts from now on; optimiser, sampler,
-        objective and layers are those of the first call.
+        Changes of learning rate, batch size or device by `set_params` take effect; optimiser, sampler, objective and
+        layers are those of the first call.
 
         Args:
             X: [n, F], an array or a sparse matrix.
             y: [n], labels.
-            classes: labels that are to be known from now on, whether they occur or not. May be left out.
-            sample_weight: [n], not negative. Rows of weight 0 are left out; 1 is that of a row in a call without
-                weights.
+            classes: labels to add, even if they do not occur in y. Optional.
+            sample_weight: [n], not negative. Rows of weight 0 are left out; without weights each row has weight 1.
         """
         options = Options.of(self.get_params(deep=False))
         first = not hasattr(self, "_learner")
@@ -184,7 +183,7 @@ class ManyClassClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             learner.set_learning_rate(options.used_learning_rate)
             if len(labels) > len(self._labels):
                 learner.grow(len(labels), options, _seed(random))
-                # What the model has is known from here on, whatever becomes of the epoch.
+                # The head has the new rows from here on, even if the epoch fails.
                 self._labels, self.classes_ = labels, labels.classes
             learner.count(rows[chosen], None if weight is None else weight[chosen])
         history = learner.train(
@@ -199,14 +198,14 @@ class ManyClassClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if first:
             self._learner, self._random = learner, random
             self.history_, self._progress = [], Progress()
-        return self._take(labels, history)
+        return self._store(labels, history)
 
     def predict(self, X: Any) -> Array:
-        """[n]: the most probable label of each row."""
+        """Return the most probable label [n] of each row."""
         return self.predict_top(X, 1)[0][:, 0]
 
     def predict_top(self, X: Any, k: int) -> tuple[Array, Array]:
-        """The k most probable labels [n, k] of each row, best first, and their probabilities [n, k]."""
+        """Return the k most probable labels [n, k] of each row, best first, and their probabilities [n, k]."""
         X = self._rows(X)
         k = _check.whole("k", plain(k), 1, len(self._labels))
         ids, probabilities = np.empty((X.shape[0], k), dtype=np.int64), np.empty((X.shape[0], k))
@@ -216,19 +215,19 @@ class ManyClassClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return self._labels.of_rows(ids), probabilities
 
     def predict_proba(self, X: Any) -> Array:
-        """[n, C]: the probability of each class, in the order of `classes_`.
+        """Return the probability [n, C] of each class, in the order of `classes_`.
 
         Raises:
-            ValueError: they would take more than 2³¹ numbers or a quarter of the memory that is free.
+            ValueError: n·C is above 2³¹, or the result takes more than a quarter of the free memory.
         """
         log_p = self.predict_log_proba(X)
         return np.exp(log_p, out=log_p)
 
     def predict_log_proba(self, X: Any) -> Array:
-        """[n, C]: the log-probability of each class, in the order of `classes_`.
+        """Return the log-probability [n, C] of each class, in the order of `classes_`.
 
         Raises:
-            ValueError: they would take more than 2³¹ numbers or a quarter of the memory that is free.
+            ValueError: n·C is above 2³¹, or the result takes more than a quarter of the free memory.
         """
         X = self._rows(X)
         check_fits(X.shape[0], len(self._labels))
@@ -240,10 +239,10 @@ class ManyClassClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return log_p
 
     def log_prob_of(self, X: Any, labels: Any) -> Array:
-        """[n]: the exact log-probability of one label for each row.
+        """Return the exact log-probability [n] of one label per row.
 
         Raises:
-            ValueError: a label that was never seen, or not as many labels as rows.
+            ValueError: a label was never seen, or the number of labels is not that of rows.
         """
         X, labels = self._rows(X), column_or_1d(labels)
         if len(labels) != X.shape[0]:
@@ -260,12 +259,12 @@ class ManyClassClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return tags
 
     def _examples(self, X: Any, y: Any, sample_weight: Any, *, first: bool) -> tuple[Any, Array, Array | None]:
-        """All that is trained on, checked."""
+        """Check rows, labels and weights to train on."""
         X, y = validate_data(self, X, y, reset=first, accept_sparse="csr", dtype=[np.float64, np.float32])
         _check_range(X)
-        # Not check_classification_targets: it takes many classes for a sign of numbers to regress on.
-        if (kind := type_of_target(y, input_name="y")) not in ("binary", "multiclass"):
-            raise ValueError(f"Unknown label type: `y` must hold classes, got {kind} values")
+        # check_classification_targets is not used, because it takes many classes for a regression target.
+        if (found := type_of_target(y, input_name="y")) not in ("binary", "multiclass"):
+            raise ValueError(f"Unknown label type: `y` must hold classes, got {found} values")
         if sample_weight is None:
             return X, y, None
         weight = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
@@ -274,14 +273,14 @@ class ManyClassClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return X, y, weight
 
     def _rows(self, X: Any) -> Any:
-        """Rows to predict, checked."""
+        """Check rows to predict."""
         check_is_fitted(self)
         X = validate_data(self, X, reset=False, accept_sparse="csr", dtype=[np.float64, np.float32])
         _check_range(X)
         return X
 
-    def _take(self, labels: Labels, history: History) -> Self:
-        """Be fitted, as far as it came; records go on where those of earlier calls ended."""
+    def _store(self, labels: Labels, history: History) -> Self:
+        """Store the outcome of a training; records continue those of earlier calls."""
         self._labels, self.classes_ = labels, labels.classes
         before, now = self._progress, history.progress
         for record in history.records:
@@ -312,7 +311,7 @@ def _seed(random: np.random.RandomState) -> int:
 
 
 def _present(num_rows: int, weight: Array | None) -> Array:
-    """The rows of weight above 0, in ascending order."""
+    """Return the rows of weight above 0, in ascending order."""
     return np.arange(num_rows) if weight is None else np.flatnonzero(weight > 0)
 
 
@@ -331,7 +330,7 @@ def _new_learner(
 
 
 def _split(chosen: Array, fraction: float, random: np.random.RandomState) -> tuple[Array, Array]:
-    """Rows to train on and rows to hold out, both in ascending order."""
+    """Return rows to train on and rows to hold out, both in ascending order."""
     number = max(1, round(fraction * len(chosen)))
     if number >= len(chosen):
         raise ValueError(f"`validation_fraction` must leave a row to train on, got {fraction} of {len(chosen)} rows")
@@ -340,10 +339,10 @@ def _split(chosen: Array, fraction: float, random: np.random.RandomState) -> tup
 
 
 def _check_range(X: Any) -> None:
-    """Raise where a number is beyond float32."""
+    """Raise if a number is beyond the range of float32."""
     values = X if isinstance(X, np.ndarray) else X.data
     if values.dtype == np.float64 and values.size:
         least, most = values.min(), values.max()
-        if max(-least, most) > _LARGEST:
+        if max(-least, most) > _LARGEST_FLOAT32:
             worst = most if most > -least else least
-            raise ValueError(f"`X` must lie within float32, at most {_LARGEST:.3g} in size, got {worst:.3g}")
+            raise ValueError(f"`X` must lie within float32, at most {_LARGEST_FLOAT32:.3g} in size, got {worst:.3g}")

@@ -1,4 +1,4 @@
-"""The labels of rows of features."""
+"""Rows of features, and their labels as classes."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -16,15 +16,16 @@ from manyclass.tasks.task import EncoderSpec, ModelSpec, PredictBatch, ReadProgr
 if TYPE_CHECKING:
     from manyclass.data import Reader
 
-_HELD_OUT = 20  # one row in so many, where no file is given to hold out
-_AT_ONCE = 1024
+HELD_OUT_ONE_IN = 20  # rows, if no held-out file is given
+EVALUATION_BATCH = 1024  # rows
 
 
 class LabelledChunks:
-    """Batches of a file as it is read; rows of labels that a model does not know are left out, and counted.
+    """Batches of a file as it is read, without the rows that have an unknown label.
 
     Attributes:
-        rows, unknown: how many were read, and left out, so far.
+        rows: number of rows read so far.
+        unknown: number of rows left out so far.
     """
 
     def __init__(self, reader: "Reader", names: Names) -> None:
@@ -38,11 +39,11 @@ class LabelledChunks:
             self.rows += len(rows)
             self.unknown += len(rows) - len(known)
             if len(known):
-                yield from RowBatches(rows, _AT_ONCE, chosen=known)
+                yield from RowBatches(rows, EVALUATION_BATCH, chosen=known)
 
 
 class FeaturesTask:
-    """Rows of features: svmlight, CSV, TSV, Parquet, .npz, .npy. The model is linear unless it is given layers."""
+    """Rows of features: svmlight, CSV, TSV, Parquet, .npz, .npy. The model is linear unless it has hidden layers."""
 
     kind = "features"
     source_fields = ("held_out", "format", "label", "labels")
@@ -61,18 +62,23 @@ class FeaturesTask:
     allows_seen = None
     by_line = False
 
-    def read(self, source: Source, settings: Settings, folder: Path, watch: ReadProgress | None = None) -> TrainingData:
-        reader = open_rows(source.data, format=source.format, label=source.label, labels=source.labels, progress=watch)
+    def read(
+        self, source: Source, settings: Settings, folder: Path, progress: ReadProgress | None = None
+    ) -> TrainingData:
+        """Spool the rows into the folder."""
+        reader = open_rows(
+            source.data, format=source.format, label=source.label, labels=source.labels, progress=progress
+        )
         names = Names()
-        rows = spool(reader, folder / "train", names=names, progress=watch)
-        about = [f"{source.data.name}: {len(rows):,} rows of {rows.num_features:,} features, {len(names):,} classes"]
+        rows = spool(reader, folder / "train", names=names, progress=progress)
+        summary = [f"{source.data.name}: {len(rows):,} rows of {rows.num_features:,} features, {len(names):,} classes"]
         if source.held_out is None:
             order = np.random.default_rng(settings.seed).permutation(_known(rows, len(names)))
             if len(order) < 2:
                 raise UserError(f"`data` must hold 2 rows with labels, one to hold out, got 1 in {source.data}")
-            cut = max(1, len(order) // _HELD_OUT)
-            apart, held_out, chosen = rows, np.sort(order[:cut]), np.sort(order[cut:])
-            about.append(f"one row in {_HELD_OUT} is held out")
+            cut = max(1, len(order) // HELD_OUT_ONE_IN)
+            held_out_rows, held_out, chosen = rows, np.sort(order[:cut]), np.sort(order[cut:])
+            summary.append(f"one row in {HELD_OUT_ONE_IN} is held out")
         else:
             other = open_rows(
                 source.held_out,
@@ -80,27 +86,28 @@ class FeaturesTask:
                 labels=None,
                 schema=reader.schema,
                 name="held-out",
-                progress=watch,
+                progress=progress,
             )
-            every = Names(names)
-            apart = spool(other, folder / "held_out", names=every, progress=watch, name="held-out")
-            held_out, chosen = _known(apart, len(names)), np.arange(len(rows))
+            all_names = Names(names)
+            held_out_rows = spool(other, folder / "held_out", names=all_names, progress=progress, name="held-out")
+            held_out, chosen = _known(held_out_rows, len(names)), np.arange(len(rows))
             if not len(held_out):
                 raise UserError(f"`held-out` must hold labels that are trained on, got none in {source.held_out}")
-            about.append(f"{source.held_out.name}: {len(apart):,} rows held out")
-            if len(held_out) < len(apart):
-                about[-1] += f", {len(apart) - len(held_out):,} left out for labels that are not trained on"
+            summary.append(f"{source.held_out.name}: {len(held_out_rows):,} rows held out")
+            if len(held_out) < len(held_out_rows):
+                summary[-1] += f", {len(held_out_rows) - len(held_out):,} left out for labels that are not trained on"
         train = RowBatches(rows, settings.batch_size or 1, seed=settings.seed, chosen=chosen)
         counts = torch.from_numpy(class_counts(train.targets, len(names))).double()
         spec = ModelSpec(self, names, counts, {"schema": reader.schema.to_json()}, settings)
 
         def batches(limit: int | None) -> RowBatches:
             some = held_out if limit is None else held_out[:: max(1, -(-len(held_out) // limit))]
-            return RowBatches(apart, _AT_ONCE, chosen=some)
+            return RowBatches(held_out_rows, EVALUATION_BATCH, chosen=some)
 
-        return TrainingData(spec, train, batches, about)
+        return TrainingData(spec, train, batches, summary)
 
     def build(self, spec: ModelSpec) -> EncoderSpec:
+        """Build a `FeatureEncoder`."""
         schema, settings = Schema.from_json(spec.config["schema"]), spec.settings
         encoder = FeatureEncoder(
             schema.num_features, sparse=schema.sparse, rank=settings.rank, hidden_layers=settings.hidden_layers or ()
@@ -108,6 +115,7 @@ class FeaturesTask:
         return EncoderSpec(encoder, encoder.dim)
 
     def evaluation_batches(self, spec: ModelSpec, source: Source) -> tuple[Iterable[object], Sequence[str]]:
+        """Return batches of labelled rows."""
         reader = _reader(spec, source)
         if not reader.labelled:
             raise UserError(f"`data` must have labels to evaluate on, got none in {source.data}")
@@ -116,6 +124,7 @@ class FeaturesTask:
     def predict_batches(
         self, spec: ModelSpec, source: Source, *, size: int, with_seen: bool = True
     ) -> Iterator[PredictBatch]:
+        """Iterate over rows, shown by their number."""
         number = 0
         for chunk in _reader(spec, source, labelled=False).chunks():
             for first in range(0, len(chunk), size):
@@ -137,7 +146,7 @@ def _reader(spec: ModelSpec, source: Source, *, labelled: bool = True) -> "Reade
 
 
 def _numbered(chunk: Chunk, names: Names) -> tuple[Rows, "np.ndarray[Any, Any]"]:
-    """Rows of a chunk, and those of them whose labels are all known."""
+    """Return the rows of a chunk, and the indices of those whose labels are all known."""
     labels = chunk.labels or []
     ids = names.find(label for row in labels for label in row)
     starts = np.concatenate([[0], np.cumsum([len(row) for row in labels])]).astype(np.int64)
@@ -146,7 +155,7 @@ def _numbered(chunk: Chunk, names: Names) -> tuple[Rows, "np.ndarray[Any, Any]"]
 
 
 def _known(rows: Rows, num_classes: int) -> "np.ndarray[Any, Any]":
-    """The rows that have labels, all below C."""
+    """Return the indices of the rows that have labels, all below C."""
     foreign = np.asarray(rows.labels) >= num_classes
     if rows.starts is None:
         return np.flatnonzero(~foreign)

@@ -75,7 +75,7 @@ def fit(
     if foreign is not None:
         raise UserError(f"`--out` must be a new or empty folder, got {folder}, which has {foreign}")
     with _spool(folder) as spool:
-        data = task.read(source, settings, spool, options.watch)
+        data = task.read(source, settings, spool, options.progress)
         manifest = {
             "format": FORMAT,
             "kind": kind,
@@ -132,7 +132,7 @@ def resume(
     # A training that was stopped before its first checkpoint starts from the beginning.
     exists = (folder / f"{checkpoint}.safetensors").exists()
     with _spool(folder) as spool:
-        data = TASKS[kept_kind].read(source, settings, spool, options.watch)
+        data = TASKS[kept_kind].read(source, settings, spool, options.progress)
         return train(
             data,
             folder,

@@ -1,4 +1,4 @@
-"""How good a model is: exact likelihood, ranks, and both by how frequent classes are."""
+"""The evaluation of a model: exact likelihood and ranks, in total and by class frequency."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -14,13 +14,13 @@ from manyclass.training import Evaluation, NoExamplesError, evaluate
 
 @dataclass(frozen=True)
 class Band:
-    """Examples whose class was so frequent in training.
+    """Means over the examples whose class has a training count in a range.
 
     Args:
-        low, high: least and greatest count.
-        examples: how many.
-        loss: their mean negative log likelihood.
-        metrics: their means, by name.
+        low, high: the range of counts, inclusive.
+        examples: the sum of the weights.
+        loss: mean negative log likelihood.
+        metrics: means, by name.
     """
 
     low: int
@@ -31,22 +31,24 @@ class Band:
 
     @property
     def perplexity(self) -> float:
+        """The exponential of the loss."""
         return _perplexity(self.loss)
 
     @property
     def name(self) -> str:
+        """The range of counts as text."""
         return f"{self.low:,}" if self.low == self.high else f"{self.low:,} to {self.high:,}"
 
 
 @dataclass(frozen=True)
 class Measured:
-    """A model on examples that it was not trained on.
+    """Means over examples that a model was not trained on.
 
     Args:
-        loss: the mean negative log likelihood, over all classes.
+        loss: mean negative log likelihood, over all classes.
         metrics: means, by name.
-        examples: how many, by weight.
-        bands: the same by how frequent classes are, rare ones first.
+        examples: the sum of the weights.
+        bands: the same by class frequency, rare classes first.
     """
 
     loss: float
@@ -56,10 +58,11 @@ class Measured:
 
     @property
     def perplexity(self) -> float:
+        """The exponential of the loss."""
         return _perplexity(self.loss)
 
     def to_json(self) -> dict[str, object]:
-        """What `json.dumps` takes."""
+        """Return the numbers as `json.dumps` takes them."""
         return {
             "loss": self.loss,
             "perplexity": self.perplexity,
@@ -73,7 +76,7 @@ class Measured:
 
 
 def measure(model: Model, batches: Iterable[object]) -> Measured:
-    """Evaluate a model on batches, in total and by how frequent classes are.
+    """Evaluate a model on batches, in total and by class frequency.
 
     Raises:
         UserError: there is no example.
@@ -96,5 +99,5 @@ def _band(power: int, found: Evaluation) -> Band:
 
 
 def _perplexity(loss: float) -> float:
-    # A loss beyond that has none that a float holds.
+    # exp(710) overflows a float.
     return math.exp(min(loss, 700.0))

@@ -1,4 +1,4 @@
-"""What ranks say: accuracy, reciprocal ranks, discounted gain."""
+"""Metrics of ranks: accuracy, reciprocal rank, discounted gain."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -10,7 +10,7 @@ from manyclass.heads import ClassHead
 from manyclass.inference import ranks
 from manyclass.training import Batch
 
-# From ranks to a value each.
+# Functions of ranks to values.
 METRICS: dict[str, Callable[[Tensor], Tensor]] = {
     "accuracy": lambda rank: rank <= 1,
     "accuracy@5": lambda rank: rank <= 5,
@@ -25,17 +25,17 @@ METRICS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def rank_metrics(head: ClassHead, names: Sequence[str]) -> Mapping[str, Callable[[Tensor, Batch], Tensor]]:
-    """Metrics of `evaluate` by name. All follow from one ranking of each batch."""
-    seen: list[tuple[Batch, Tensor]] = []
+    """Return metrics for `evaluate` by name; all share one ranking of each batch."""
+    cached: list[tuple[Batch, Tensor]] = []
 
     def ranked(hidden: Tensor, batch: Batch) -> Tensor:
-        if not seen or seen[0][0] is not batch:
+        if not cached or cached[0][0] is not batch:
             present = batch.target != IGNORE_INDEX
             exclude = None if batch.exclude is None else batch.exclude[present]
             rank = torch.full(batch.target.shape, torch.nan, dtype=torch.float64, device=batch.target.device)
             rank[present] = ranks(head, hidden[present], batch.target[present], exclude=exclude)
-            seen[:] = [(batch, rank)]
-        return seen[0][1]
+            cached[:] = [(batch, rank)]
+        return cached[0][1]
 
     def metric(name: str) -> Callable[[Tensor, Batch], Tensor]:
         return lambda hidden, batch: METRICS[name](ranked(hidden, batch)).double()

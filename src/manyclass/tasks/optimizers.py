@@ -1,4 +1,4 @@
-"""What changes a model's parameters, and how fast."""
+"""The optimisers and schedulers of a model."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -15,7 +15,7 @@ from manyclass.tasks.settings import Settings
 
 
 def make_optimizers(model: Model) -> list[Optimizer]:
-    """One for the rows of classes and inputs, whose gradients are of touched rows alone, and one for all else."""
+    """Return a row optimiser for the class and input vectors, and Adam for all other parameters."""
     settings = model.spec.settings
     rows = {id(p): p for p in model.head.parameters()} | {id(p): p for p in _sparse(model.encoder)}
     others = [p for p in model.encoder.parameters() if id(p) not in rows]
@@ -25,7 +25,7 @@ def make_optimizers(model: Model) -> list[Optimizer]:
 
 
 def make_schedulers(optimizers: Sequence[Optimizer], settings: Settings, batches: int) -> list[LambdaLR]:
-    """Rates that fall to 0 by the last epoch, where that is wanted; while none is the last they stay what they are."""
+    """Return schedulers that decay the learning rates linearly to 0 over the epochs; constant if there are none."""
     if not settings.decay:
         return []
     steps = math.inf if settings.epochs is None else settings.epochs * batches

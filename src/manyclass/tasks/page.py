@@ -1,4 +1,4 @@
-"""A training as a report."""
+"""The report of a training."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,7 @@ from manyclass.tasks.measure import Measured
 from manyclass.tasks.model import Model
 from manyclass.training import History, Record
 
-_SPENT = {
+_PHASES = {
     "batches": "reading batches",
     "forward": "encoder, draws and scores",
     "update": "gradients and optimisers",
@@ -18,12 +18,12 @@ _SPENT = {
 
 
 def report_of(model: Model, history: History, measured: Measured, summary: Sequence[str]) -> Report:
-    """Learning curves, the error of the approximation, accuracy by class frequency, and where the time went."""
+    """Return a report: learning curves, error of the approximation, accuracy by class frequency, and time by phase."""
     from manyclass import __version__
 
     progress, settings = history.progress, model.spec.settings
     sections = [
-        Section("What came out", [_outcome(model, history, measured)]),
+        Section("Result", [_outcome(model, history, measured)]),
         _learning(history.records),
         _error(model, history.records),
         _frequency(measured),
@@ -77,13 +77,13 @@ def _learning(records: Sequence[Record]) -> Section:
     ]
     names = list(evaluated[-1].metrics) if evaluated else []
     measured = Panel(
-        "what ranks say",
+        "metrics",
         "steps",
         "mean",
         [Curve(name, [r.step for r in evaluated], [r.metrics[name] for r in evaluated], points=True) for name in names],
     )
     figure = Figure(
-        "learning", "Evaluations while it trained may be of a part of what is held out.", [*panels, measured]
+        "learning", "Evaluations during training may use a part of the held-out examples.", [*panels, measured]
     )
     return Section("Learning curves", [figure])
 
@@ -92,10 +92,10 @@ def _error(model: Model, records: Sequence[Record]) -> Section:
     probed = [record for record in records if record.rmse_log_z is not None]
     sampler = type(model.head.sampler).__name__
     if not probed:
-        return Section("Error of the approximation", [f"None was measured; the sampler is {sampler}."])
+        return Section("Error of the approximation", [f"No probe was taken; the sampler is {sampler}."])
     text = (
-        f"How far log Z̃ of a step is from the exact log Z on examples of its batch, root mean square; by {sampler}. "
-        "The error has heavy tails: single probes stand out."
+        f"Root mean square difference between log Z̃ of a step and the exact log Z, on examples of its batch; sampler "
+        f"{sampler}. The error has heavy tails, so single probes stand out."
     )
     curve = Curve("error of log Z̃", [r.step for r in probed], [r.rmse_log_z or 0.0 for r in probed], points=True)
     figure = Figure("error", text, [Panel("error of log Z̃ (rms)", "steps", "nats", [curve])])
@@ -109,7 +109,9 @@ def _frequency(measured: Measured) -> Section:
         for band in measured.bands
     ]
     table = ReportTable(
-        ["times in training", "held-out examples", "loss", *names], rows, "By how often the class was trained on."
+        ["times in training", "held-out examples", "loss", *names],
+        rows,
+        "By the number of training examples of the class.",
     )
     middle = [max(0.5, (band.low * band.high) ** 0.5) for band in measured.bands]
     panels = [
@@ -128,15 +130,15 @@ def _frequency(measured: Measured) -> Section:
             log_x=True,
         ),
     ]
-    figure = Figure("frequency", "Rare classes are harder; a class that was never trained on stands at a half.", panels)
+    figure = Figure("frequency", "Rare classes are harder. A class without training examples is drawn at 0.5.", panels)
     return Section("Rare and frequent classes", [figure, table])
 
 
 def _time(history: History) -> Section:
     whole = sum(history.spent.values()) or 1.0
     rows = [
-        [_SPENT.get(name, name), f"{seconds:,.1f}", f"{seconds / whole:.0%}"]
+        [_PHASES.get(name, name), f"{seconds:,.1f}", f"{seconds / whole:.0%}"]
         for name, seconds in sorted(history.spent.items(), key=lambda pair: -pair[1])
     ]
-    note = "A GPU works while the program goes on: what waits for it is told to have taken its time."
-    return Section("Where the time went", [ReportTable(["on", "seconds", "share"], rows, note)])
+    note = "A GPU runs asynchronously: its time is charged to the phase that syncs with it."
+    return Section("Time by phase", [ReportTable(["phase", "seconds", "share"], rows, note)])

@@ -1,4 +1,4 @@
-"""Answers, as batch are read."""
+"""Predictions of a model."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,8 +14,8 @@ from manyclass.tasks.model import Model
 from manyclass.tasks.task import Source
 from manyclass.training.batch import moved
 
-_AT_ONCE = 256
-_TUNED = 512  # examples that an index is tuned on
+_BATCH = 256  # examples
+_TUNING_EXAMPLES = 512  # that an index is tuned on
 
 
 @dataclass(frozen=True)
@@ -23,11 +23,10 @@ class Prediction:
     """The best classes of one example, best first.
 
     Args:
-        shown: what was asked.
+        shown: the example as text.
         names: of the classes.
-        probabilities: of each; None where none were asked for.
-        error: of their logarithms: half the width of an interval that holds the exact one in 95 cases of 100; None
-            where they are exact.
+        probabilities: of the classes; None if they were not wanted.
+        error: of the log-probabilities: half the width of a 95 % confidence interval; None if they are exact.
     """
 
     shown: str
@@ -38,20 +37,21 @@ class Prediction:
 
 @torch.no_grad()
 def open_index(model: Model, source: Source, folder: Path, *, k: int, recall: float) -> tuple[Index, bool]:
-    """The index of a model's classes that its folder holds, or one made now, and kept there.
+    """Load the index of a model's classes from its folder, or build and save it.
 
     Args:
-        model: whose classes.
-        source: of the examples that it is tuned on, the first few.
+        model: whose classes are indexed.
+        source: of the examples that the index is tuned on; the first few are used.
         folder: of the model.
-        k, recall: as of `Index.build`.
+        k: classes per example, as in `Index.build`.
+        recall: wanted recall, as in `Index.build`.
 
     Returns:
-        The index, and whether it was made now.
+        The index, and whether it was built now.
 
     Raises:
         ImportError: faiss is not installed.
-        UserError: there are too few examples to tune it on; it cannot be kept.
+        UserError: there are too few examples to tune the index on, or it cannot be saved.
     """
     path = folder / "index.safetensors"
     number = min(k, len(model.names))
@@ -62,12 +62,12 @@ def open_index(model: Model, source: Source, folder: Path, *, k: int, recall: fl
             if index.report.k >= number and index.report.wanted >= recall:
                 return index, False
         except (UserError, ValueError, KeyError, TypeError, AttributeError):
-            pass  # of another model, or damaged: another is made
+            pass  # The index is damaged or of another model, so it is built again.
     rows = []
     with eval_mode(model):
-        for batch in model.spec.task.predict_batches(model.spec, source, size=_AT_ONCE, with_seen=False):
+        for batch in model.spec.task.predict_batches(model.spec, source, size=_BATCH, with_seen=False):
             rows.append(model.encoder(moved(batch.inputs, model.device)))
-            if sum(map(len, rows)) >= _TUNED:
+            if sum(map(len, rows)) >= _TUNING_EXAMPLES:
                 break
     if sum(map(len, rows)) < 2:
         raise UserError(f"`data` must hold at least 2 examples to tune an index on, got {source.data}")
@@ -89,24 +89,24 @@ def predict(
     draws: int = 8,
     seed: int = 0,
 ) -> Iterator[Prediction]:
-    """The most probable classes of each example, one after the other.
+    """Iterate over the most probable classes of each example.
 
     Args:
-        model: who answers.
-        source: what is asked.
-        number: of classes for each, at most as many as there are.
-        index: where to look for them; None: among all classes, exactly.
+        model: that predicts.
+        source: of the examples.
+        number: classes per example, at most all.
+        index: of the classes to search; None: score all classes exactly.
         probabilities: "exact", "estimated" or "none", see `inference.top`.
-        allow_seen: whether classes that an example has already may be answers; None: as fits the kind of data.
-        draws: of an estimate.
-        seed: of those draws.
+        allow_seen: whether to predict classes that an example already has; None: the default of the task.
+        draws: draws per estimate.
+        seed: of the draws.
     """
     generator = torch.Generator(model.device).manual_seed(seed)
     number = min(number, len(model.names))
     task = model.spec.task
     allow_seen = task.allows_seen if allow_seen is None else allow_seen
     with eval_mode(model):
-        for batch in task.predict_batches(model.spec, source, size=_AT_ONCE, with_seen=not allow_seen):
+        for batch in task.predict_batches(model.spec, source, size=_BATCH, with_seen=not allow_seen):
             hidden = model.encoder(moved(batch.inputs, model.device))
             exclude = None if allow_seen else moved(batch.seen, model.device)
             found = top(
@@ -123,7 +123,7 @@ def predict(
             chances = None if found.log_prob is None else found.log_prob.exp().tolist()
             errors = None if found.error is None else found.error.tolist()
             for i, shown in enumerate(batch.shown):
-                # Fewer are left where many are excluded.
+                # Fewer than `number` classes are left if many are excluded.
                 kept = [j for j, c in enumerate(ids[i]) if c >= 0]
                 yield Prediction(
                     shown,

@@ -1,4 +1,4 @@
-"""A checkpoint put back into the parts of a training, after a look at whether it is one of it."""
+"""Restoring a training from a checkpoint, after checking that the checkpoint is one of that training."""
 
 import math
 from collections.abc import Sequence
@@ -17,15 +17,15 @@ from manyclass.tasks.model import Model, spec_from_content
 from manyclass.tasks.settings import Settings
 from manyclass.training import Record, Training, load_checkpoint
 
-_MOST = 1 << 53
-_NUMBERS = {"step": int, "epoch": int, "examples": int, "seconds": float, "loss": float}
+_LARGEST_NUMBER = 1 << 53
+_RECORD_TYPES = {"step": int, "epoch": int, "examples": int, "seconds": float, "loss": float}
 
 
 def check_files(folder: Path, checkpoint: Literal["newest", "previous"]) -> None:
-    """Raise, before any work is done, where a training cannot go on from what a folder holds.
+    """Check the files of a folder before a training is resumed from them.
 
     Raises:
-        UserError: the checkpoint is damaged, or the best model that the training will be asked for.
+        UserError: the checkpoint or the best model is damaged.
     """
     path, best = folder / f"{checkpoint}.safetensors", folder / "best.safetensors"
     if path.exists():
@@ -38,7 +38,9 @@ def check_files(folder: Path, checkpoint: Literal["newest", "previous"]) -> None
         try:
             spec_from_content(*load_checkpoint(folder, "best"))
         except UserError as error:
-            raise UserError(f"{error}; without that file the training goes on, and forgets what was best") from None
+            raise UserError(
+                f"{error}; if you delete that file, the training goes on without the best model so far"
+            ) from None
 
 
 def _other(folder: Path, checkpoint: str) -> str:
@@ -46,7 +48,7 @@ def _other(folder: Path, checkpoint: str) -> str:
     try:
         storage.check(path, content_type="checkpoint")
     except UserError:
-        return f"nothing else in {folder} can be gone on from"
+        return f"nothing else in {folder} can be resumed from"
     option = "with `--from-previous`" if checkpoint == "previous" else "without `--from-previous`"
     return f"{path} can be read: resume {option}"
 
@@ -61,16 +63,19 @@ def restore(
     training: Training,
     batches: int,
 ) -> None:
-    """Give the parts of a training the state of a checkpoint.
+    """Load the state of a checkpoint into the parts of a training.
 
     Args:
         state: of the checkpoint.
         path: its file, for errors.
-        model, optimizers, schedulers, training: of the training, as they are made.
-        batches: of an epoch.
+        model: to restore, newly built, as the following ones.
+        optimizers: to restore.
+        schedulers: to restore.
+        training: to restore.
+        batches: per epoch.
 
     Raises:
-        UserError: it is of another training, or none.
+        UserError: the state is not that of a training, or that of another one.
     """
     try:
         saved = spec_from_content(state["model"], path)
@@ -98,12 +103,12 @@ def restore(
 
 
 def _lasting(settings: Settings) -> Settings:
-    """What stays as it is when a training goes on."""
+    """Return settings without the limits, which may change when a training is resumed."""
     return replace(settings, epochs=None, seconds=None)
 
 
 def _check_alike(name: str, saved: Any, fresh: Any) -> None:
-    """Raise where a state is of another form than that of a training checkpoint has not begun."""
+    """Check that a state has the structure of that of a training that has not started."""
     if isinstance(fresh, Tensor):
         good = isinstance(saved, Tensor) and (saved.dtype, saved.shape) == (fresh.dtype, fresh.shape)
     elif isinstance(fresh, dict):
@@ -126,20 +131,20 @@ def _check_alike(name: str, saved: Any, fresh: Any) -> None:
 
 def _check_training(saved: Any, fresh: dict[str, Any], batches: int) -> None:
     if not isinstance(saved, dict) or set(saved) != set(fresh):
-        raise ValueError("it does not tell of a training")
-    # What grows while it trains, and so is not yet there, is looked at by itself.
+        raise ValueError("it does not describe a training")
+    # These parts grow during the training, so their structure is checked separately.
     grown = ("records", "spent", "best", "rng_at_epoch", "loss")
     _check_alike("its training", *({k: v for k, v in x.items() if k not in grown} for x in (saved, fresh)))
     progress, best, random = saved["progress"], saved["best"], saved["rng_at_epoch"]
     if progress["position"] > batches or progress["epoch"] > progress["step"]:
-        raise ValueError("it tells of more than an epoch holds")
-    # Of some objectives it is negative.
+        raise ValueError("its position is beyond the end of an epoch")
+    # Some objectives have a negative loss.
     if not isinstance(saved["loss"], float) or not math.isfinite(saved["loss"]):
         raise ValueError("its loss is no number")
     if not isinstance(saved["records"], list) or not all(map(_is_record, saved["records"])):
-        raise ValueError("its records are none")
+        raise ValueError("its records are damaged")
     if not isinstance(saved["spent"], dict) or not all(_is_number(x, float) for x in saved["spent"].values()):
-        raise ValueError("it does not tell where the time went")
+        raise ValueError("its time by phase is damaged")
     if (
         not isinstance(best, dict)
         or set(best) != set(fresh["best"])
@@ -148,13 +153,13 @@ def _check_training(saved: Any, fresh: dict[str, Any], batches: int) -> None:
         or not _is_number(best["waited"], int)
         or best["tensors"] is not None
     ):
-        raise ValueError("it does not tell what was best")
+        raise ValueError("its best evaluation is damaged")
     if not isinstance(random, list) or ((random or progress["position"]) and len(random) != len(fresh["rng_now"])):
         raise ValueError("it has no random state of its epoch")
     for own, value in zip(random, fresh["rng_now"], strict=False):
         _check_alike("its random state", own, value)
     for states in (saved["rng_now"], random):
-        # A generator refuses what is no state of one; the first is the CPU's.
+        # A generator refuses a tensor that is no RNG state; the first state is that of the CPU.
         for own in states[:1]:
             torch.Generator().set_state(own)
 
@@ -172,7 +177,7 @@ def _check_optimizer(saved: Any, optimizer: Optimizer) -> None:
             raise ValueError("an optimiser has other parameters")
         for name, value in own.items():
             shape = parameters[i].shape
-            # Adam counts steps: torch's of all, the one of rows of each.
+            # Adam counts steps: torch's for the whole tensor, the row optimiser for each row.
             wanted = {"step": shape[:0], "steps": shape[:1]}.get(name, shape)
             if not isinstance(value, Tensor) or value.shape != wanted or not value.is_floating_point():
                 raise ValueError(f"an optimiser's {name} is not what it should be")
@@ -180,11 +185,11 @@ def _check_optimizer(saved: Any, optimizer: Optimizer) -> None:
                 raise ValueError(f"an optimiser's {name} is not finite")
 
 
-def _is_number(value: object, kind: type) -> bool:
-    """Whether it is a number that is finite and not negative; ints stand for floats too."""
-    if isinstance(value, bool) or not isinstance(value, int if kind is int else int | float):
+def _is_number(value: object, type_: type) -> bool:
+    """Return True for a finite number that is not negative; ints count as floats too."""
+    if isinstance(value, bool) or not isinstance(value, int if type_ is int else int | float):
         return False
-    return math.isfinite(value) and 0 <= value < _MOST
+    return math.isfinite(value) and 0 <= value < _LARGEST_NUMBER
 
 
 def _is_record(record: object) -> bool:
@@ -192,7 +197,7 @@ def _is_record(record: object) -> bool:
         return False
     metrics = record["metrics"]
     return (
-        all(_is_number(record[name], kind) for name, kind in _NUMBERS.items() if name != "loss")
+        all(_is_number(record[name], type_) for name, type_ in _RECORD_TYPES.items() if name != "loss")
         and all(isinstance(record[name], float | None) for name in ("held_out_loss", "rmse_log_z", "seconds_left"))
         and isinstance(record["loss"], float)
         and isinstance(metrics, dict)

@@ -1,4 +1,4 @@
-"""The next item of a user."""
+"""Sequences of items: the next item of a user is the class."""
 
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,11 +13,11 @@ from manyclass.tasks.settings import Settings
 from manyclass.tasks.task import EncoderSpec, ModelSpec, PredictBatch, ReadProgress, Source, TrainingData
 from manyclass.tasks.text import recurrent
 
-_AT_ONCE = 512
+EVALUATION_BATCH = 512  # users
 
 
-class Last:
-    """Batches of what users did before their last items, which are the targets."""
+class LastItems:
+    """Batches of users: the target is their last item, the input is the items before."""
 
     def __init__(self, batches: LastBatches) -> None:
         self._batches = batches
@@ -31,7 +31,7 @@ class Last:
 
 
 class SequencesTask:
-    """Interactions, `user item` a line in the order of time; the last item of each user is to test on."""
+    """Interactions, `user item` a line in time order; the last item of each user is for testing."""
 
     kind = "sequences"
     source_fields = ()
@@ -39,7 +39,7 @@ class SequencesTask:
     defaults = Settings(
         epochs=30,
         batch_size=256,
-        # Most items have a handful of interactions: with less dropout ranks and probabilities are worse.
+        # Most items have few interactions; with less dropout, ranks and probabilities are worse.
         optimizer="adam",
         learning_rate=0.02,
         encoder_learning_rate=0.001,
@@ -56,10 +56,13 @@ class SequencesTask:
     allows_seen = False
     by_line = False
 
-    def read(self, source: Source, settings: Settings, folder: Path, watch: ReadProgress | None = None) -> TrainingData:
-        sequences = read_sequences(source.data, progress=watch)
+    def read(
+        self, source: Source, settings: Settings, folder: Path, progress: ReadProgress | None = None
+    ) -> TrainingData:
+        """Read the interactions; the last item but one of each user is held out."""
+        sequences = read_sequences(source.data, progress=progress)
         length = settings.length or 1
-        valid = sequences.last_batches("valid", _AT_ONCE, length=length, seen=False)
+        valid = sequences.last_batches("valid", EVALUATION_BATCH, length=length, seen=False)
         train = SequenceBatches(sequences, settings.batch_size or 1, length=length, seed=settings.seed)
         if not len(valid) or not len(train):
             raise UserError(
@@ -68,7 +71,9 @@ class SequencesTask:
         return TrainingData(
             ModelSpec(self, sequences.item_names, sequences.counts().double(), {}, settings),
             train,
-            lambda limit: Last(sequences.last_batches("valid", _AT_ONCE, length=length, seen=False, limit=limit)),
+            lambda limit: LastItems(
+                sequences.last_batches("valid", EVALUATION_BATCH, length=length, seen=False, limit=limit)
+            ),
             (
                 f"{source.data.name}: {len(sequences.items):,} interactions of {sequences.num_users:,} users with "
                 f"{sequences.num_items:,} items",
@@ -77,28 +82,33 @@ class SequencesTask:
         )
 
     def build(self, spec: ModelSpec) -> EncoderSpec:
+        """Build an LSTM."""
         return recurrent(spec)
 
     def evaluation_batches(self, spec: ModelSpec, source: Source) -> tuple[Iterable[object], Sequence[str]]:
+        """Return batches whose targets are the last items of users."""
         sequences = _read(spec, source)
-        last = sequences.last_batches("test", _AT_ONCE, length=spec.settings.length or 1, seen=False)
+        last = sequences.last_batches("test", EVALUATION_BATCH, length=spec.settings.length or 1, seen=False)
         if not len(last.users):
             raise UserError(
                 f"`data` must hold a user of 3 items, the last of which is known, got none in {source.data}"
             )
-        about = f"{source.data.name}: the last item of {len(last.users):,} users, ranked among all {len(spec.names):,}"
-        return Last(last), (about, *_unknown(sequences))
+        summary = (
+            f"{source.data.name}: the last item of {len(last.users):,} users, ranked among all {len(spec.names):,}"
+        )
+        return LastItems(last), (summary, *_unknown(sequences))
 
     def predict_batches(
         self, spec: ModelSpec, source: Source, *, size: int, with_seen: bool = True
     ) -> Iterator[PredictBatch]:
+        """Iterate over users, whose next item is to be predicted."""
         sequences = _read(spec, source)
         after = sequences.last_batches("next", size, length=spec.settings.length or 1, seen=with_seen)
         if sequences.unknown:
-            nobody = sequences.num_users - len(after.users)
-            also = f", and {nobody:,} users who have no others" if nobody else ""
-            said = f"left out: {sequences.unknown:,} lines of items that the model does not know{also}"
-            warnings.warn(said, Notice, stacklevel=2)
+            dropped = sequences.num_users - len(after.users)
+            also = f", and {dropped:,} users without other items" if dropped else ""
+            message = f"left out: {sequences.unknown:,} lines of items that the model does not know{also}"
+            warnings.warn(message, Notice, stacklevel=2)
         for users, (ids, lengths, _, has) in zip(after.users.split(size), after, strict=True):
             shown = [sequences.user_names[user] for user in users.tolist()]
             yield PredictBatch(shown, {"ids": ids, "last": lengths - 1}, has)
@@ -112,5 +122,5 @@ def _unknown(sequences: Sequences) -> list[str]:
     if not sequences.unknown:
         return []
     users = 0 if sequences.last_unknown is None else int(sequences.last_unknown.sum())
-    about = f"left out: {sequences.unknown:,} lines of items that the model does not know"
-    return [f"{about}, and {users:,} users whose last line is one" if users else about]
+    summary = f"left out: {sequences.unknown:,} lines of items that the model does not know"
+    return [f"{summary}, and {users:,} users whose last line is one" if users else summary]

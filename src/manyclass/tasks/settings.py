@@ -1,4 +1,4 @@
-"""How a model is built and trained, as plain values that a file can hold."""
+"""The settings of a model and its training, as plain values that a file can hold."""
 
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
@@ -7,32 +7,32 @@ from manyclass import _check
 from manyclass.errors import UserError
 from manyclass.registry import check_options
 
-# What is larger would be built for hours, or could not be counted.
-_MOST = {"layers": 1000, **dict.fromkeys(("batch_size", "dim", "hidden_layers", "rank", "length"), 2**31 - 1)}
+# Larger models would take hours to build, or their size would overflow.
+_LARGEST = {"layers": 1000, **dict.fromkeys(("batch_size", "dim", "hidden_layers", "rank", "length"), 2**31 - 1)}
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How to build and train; None: as fits the kind of data.
+    """The settings of a model and its training; None: the default of the task.
 
     Args:
-        epochs, seconds: limits of the training, the first that is reached; epochs alone make rates fall to 0.
-        patience: evaluations in a row without a better one after which it stops. None: never.
-        batch_size: examples of a step; of text and interactions, sequences.
-        optimizer: of the rows of classes and inputs: adagrad, adam or sgd.
+        epochs, seconds: limits of the training; the first one reached ends it. Learning rates decay over epochs only.
+        patience: stop after this many evaluations in a row without a new best. None: never.
+        batch_size: examples per step; for text and sequences, pieces.
+        optimizer: of the class and input vectors: adagrad, adam or sgd.
         learning_rate: of the class and input vectors.
         encoder_learning_rate: of all other parameters, which Adam trains.
-        clip: the greatest length of the gradient.
-        decay: whether rates fall linearly to 0 over the epochs.
-        sampler, objective: by name; None: what a head with counts does.
-        k: classes drawn; "auto": as many as `rmse_log_z` takes.
-        rmse_log_z: the error of log Z̃ wanted, where k is "auto".
-        dim: of class vectors, where the features do not say it.
-        hidden_layers, rank: of features, see `FeatureEncoder`.
-        layers, dropout, length: of sequences: layers of the LSTM, its dropout, and how long a piece it is trained on.
-        tied: of sequences: whether inputs and classes share their vectors.
-        regulariser: of triples: the weight of Σ |·|³.
-        seed: of everything that is random.
+        clip: clip the gradient norm at this value.
+        decay: whether learning rates decay linearly to 0 over the epochs.
+        sampler, objective: by name; None: the default of a head with counts.
+        k: classes drawn per step; "auto": as many as `rmse_log_z` takes.
+        rmse_log_z: the error of log Z̃ to keep to, with k "auto".
+        dim: of the class vectors; not for features.
+        hidden_layers, rank: for features, see `FeatureEncoder`.
+        layers, dropout, length: for text and sequences: layers and dropout of the LSTM, length of the training pieces.
+        tied: for text and sequences: whether inputs and classes share their vectors.
+        regulariser: for triples: the weight of the N3 regulariser, Σ |·|³.
+        seed: of everything random.
     """
 
     epochs: int | None = None
@@ -82,22 +82,23 @@ class Settings:
         _check.whole("seed", self.seed, 0)
 
     def over(self, defaults: "Settings") -> "Settings":
-        """These, and where they say nothing the defaults."""
-        silent = {name: value for name, value in asdict(defaults).items() if getattr(self, name) is None}
-        # Who says how many seconds it may take wants no other limit.
+        """Return these settings, with None replaced by defaults."""
+        missing = {name: value for name, value in asdict(defaults).items() if getattr(self, name) is None}
+        # A limit in seconds replaces the default number of epochs.
         if self.seconds is not None:
-            silent.pop("epochs", None)
-        return replace(self, **silent)
+            missing.pop("epochs", None)
+        return replace(self, **missing)
 
     def to_json(self) -> dict[str, Any]:
+        """Return the settings as `json.dumps` takes them."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, data: object) -> "Settings":
-        """The settings that `to_json` gave.
+        """Return the settings that `to_json` gave.
 
         Raises:
-            UserError: they are none.
+            UserError: the data is not that of settings.
         """
         names = {field.name for field in fields(cls)}
         if not isinstance(data, dict) or not set(data) <= names:
@@ -110,6 +111,6 @@ class Settings:
 
 
 def _size(name: str, value: object) -> None:
-    size, most = _check.whole(name, value, 1), _MOST.get(name)
+    size, most = _check.whole(name, value, 1), _LARGEST.get(name)
     if most is not None and size > most:
         raise ValueError(f"`{name}` must be at most {most}, got {size}")

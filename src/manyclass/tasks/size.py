@@ -1,4 +1,4 @@
-"""Whether a model is too large to be built here."""
+"""The memory that a model takes."""
 
 import os
 
@@ -7,15 +7,15 @@ import torch
 from manyclass.errors import UserError
 from manyclass.tasks.task import ModelSpec
 
-# Tables of the size of the parameters: they themselves, and what an optimiser remembers.
+# Tables of the size of the parameters: the parameters, and the state of the optimiser.
 _TABLES = {"adagrad": 2, "adam": 3, "sgd": 1}
 
 
 def check_size(spec: ModelSpec, device: str) -> None:
-    """Raise, before memory is taken, where a training cannot have what its model needs.
+    """Check, before memory is allocated, that a training fits into it.
 
     Raises:
-        UserError: it takes more memory than there is.
+        UserError: the training takes more memory than the device has.
     """
     tables = _TABLES.get(spec.settings.optimizer or "", 1)
     size = 4 * tables * num_parameters(spec)
@@ -27,10 +27,10 @@ def check_size(spec: ModelSpec, device: str) -> None:
 
 
 def num_parameters(spec: ModelSpec) -> int:
-    """Of the model that a spec is for.
+    """Count the parameters of the model of a spec, without building it.
 
     Raises:
-        UserError: more than can be counted.
+        UserError: the number overflows.
     """
     try:
         with torch.device("meta"):
@@ -44,7 +44,7 @@ def num_parameters(spec: ModelSpec) -> int:
 
 
 def _memory(device: str) -> int | None:
-    """Bytes that a device has; None where it does not say."""
+    """Return the bytes of memory of a device; None if unknown."""
     if torch.device(device).type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
     try:

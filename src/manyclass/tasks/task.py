@@ -148,7 +148,9 @@ class Task(Protocol):
     @property
     def by_line(self) -> bool: ...
 
-    def read(self, source: Source, settings: Settings, folder: Path, watch: ReadProgress | None = None) -> TrainingData:
+    def read(
+        self, source: Source, settings: Settings, folder: Path, progress: ReadProgress | None = None
+    ) -> TrainingData:
         """Read the data to train on; temporary files go into the folder."""
         ...
 

@@ -1,4 +1,4 @@
-"""The next token of a text."""
+"""Text: the next token is the class."""
 
 import math
 from array import array
@@ -19,23 +19,24 @@ from manyclass.errors import UserError
 from manyclass.tasks.settings import Settings
 from manyclass.tasks.task import EncoderSpec, ModelSpec, PredictBatch, ReadProgress, Source, TrainingData
 
-_SCENE = 64  # tokens that an evaluation reads before those it counts
-_EVALUATED = 256  # pieces of an evaluation at once
+CONTEXT_TOKENS = 64  # that an evaluation reads before those it counts
+EVALUATION_BATCH = 256  # windows
 
 
 class Segments:
-    """Batches of pieces [B, T] of a text and the tokens that follow; an epoch begins somewhere else each time."""
+    """Batches of pieces [B, T] of a text and the tokens that follow; each epoch starts at another offset."""
 
     def __init__(self, ids: Tensor, size: int, length: int, *, seed: int) -> None:
-        # A short text is one piece, or two.
+        # A short text gives one or two pieces.
         self._ids, self._size, self._length = ids, size, min(length, max(1, (len(ids) - 1) // 2))
         self._seed, self._epoch = seed, 0
 
     def set_epoch(self, epoch: int) -> None:
+        """Set the epoch, which decides offset and order."""
         self._epoch = epoch
 
     def __len__(self) -> int:
-        # One piece less than would fit: the beginning moves.
+        # One piece less than fits, because the offset moves.
         return math.ceil(self._pieces / self._size)
 
     @property
@@ -53,34 +54,34 @@ class Segments:
 
 
 class ContextWindows:
-    """Batches that go through a text once: each token is predicted from those before it, 64 of them or more.
+    """Batches that go through a text once and predict each token from at least 64 tokens before it.
 
     Args:
         ids: of the text; the first is not predicted.
-        start: the id that stands before the text.
-        limit: how many tokens to predict, in pieces from everywhere. None: all.
+        start: id that pads the context before the text.
+        limit: predict at most this many tokens, in windows spread over the text. None: all.
     """
 
     def __init__(self, ids: Tensor, *, start: int, limit: int | None = None) -> None:
         self._ids, self._start = ids, start
-        self._firsts = torch.arange(0, len(ids) - 1, _SCENE)
+        self._firsts = torch.arange(0, len(ids) - 1, CONTEXT_TOKENS)
         if limit is not None and limit < len(ids) - 1:
-            self._firsts = self._firsts[:: math.ceil(len(self._firsts) / max(1, limit // _SCENE))]
+            self._firsts = self._firsts[:: math.ceil(len(self._firsts) / max(1, limit // CONTEXT_TOKENS))]
 
     def __len__(self) -> int:
-        return math.ceil(len(self._firsts) / _EVALUATED)
+        return math.ceil(len(self._firsts) / EVALUATION_BATCH)
 
     def __iter__(self) -> Iterator[tuple[dict[str, Any], Tensor]]:
         n = len(self._ids)
-        for part in self._firsts.split(_EVALUATED):
-            place = part.unsqueeze(1) + torch.arange(-_SCENE, _SCENE + 1)
+        for part in self._firsts.split(EVALUATION_BATCH):
+            place = part.unsqueeze(1) + torch.arange(-CONTEXT_TOKENS, CONTEXT_TOKENS + 1)
             piece = self._ids[place.clamp(0, n - 1)].masked_fill_(place < 0, self._start)
-            target = piece[:, _SCENE + 1 :].masked_fill(place[:, _SCENE + 1 :] >= n, IGNORE_INDEX)
-            yield {"ids": piece[:, :-1], "skip": _SCENE}, target
+            target = piece[:, CONTEXT_TOKENS + 1 :].masked_fill(place[:, CONTEXT_TOKENS + 1 :] >= n, IGNORE_INDEX)
+            yield {"ids": piece[:, :-1], "skip": CONTEXT_TOKENS}, target
 
 
 class TextTask:
-    """Plain text: tokens between spaces, or words; a class is a token, an example is what stands before it."""
+    """Plain text, split at spaces or into words: a class is a token, an example is the tokens before it."""
 
     kind = "text"
     source_fields = ("held_out", "split", "min_count")
@@ -104,15 +105,18 @@ class TextTask:
     allows_seen = None
     by_line = True
 
-    def read(self, source: Source, settings: Settings, folder: Path, watch: ReadProgress | None = None) -> TrainingData:
+    def read(
+        self, source: Source, settings: Settings, folder: Path, progress: ReadProgress | None = None
+    ) -> TrainingData:
+        """Read the text; its ids go into the folder."""
         split, min_count = source.split or "spaces", source.min_count or 1
         text = read_text(
-            source.data, held_out=source.held_out, split=split, min_count=min_count, folder=folder, progress=watch
+            source.data, held_out=source.held_out, split=split, min_count=min_count, folder=folder, progress=progress
         )
         return self.training_data(text, settings, {"split": split})
 
     def training_data(self, text: Text, settings: Settings, config: dict[str, Any]) -> TrainingData:
-        """The task of a text that is read already."""
+        """Return the training data of a text that has been read."""
         names = Names(text.vocabulary)
         counts = torch.bincount(text.train, minlength=len(names)).double()
         spec = ModelSpec(self, names, counts, config, settings)
@@ -130,30 +134,33 @@ class TextTask:
         )
 
     def build(self, spec: ModelSpec) -> EncoderSpec:
+        """Build an LSTM."""
         _check.choice("split", spec.config["split"], tuple(SPLITS))
         return recurrent(spec)
 
     def evaluation_batches(self, spec: ModelSpec, source: Source) -> tuple[Iterable[object], Sequence[str]]:
+        """Return windows over all of the text."""
         ids, unknown = _number(spec, source.data)
         if len(ids) < 2:
             raise UserError(f"`data` must hold at least 2 tokens that the model knows, got {len(ids)} in {source.data}")
-        about = f"{source.data.name}: {len(ids):,} tokens"
+        summary = f"{source.data.name}: {len(ids):,} tokens"
         if unknown:
             what = "count as <unk>" if spec.names.ids(UNKNOWN) is not None else "are left out"
-            about += f", and {unknown:,} that the model does not know {what}"
-        return ContextWindows(ids, start=_start(spec.names)), (about,)
+            summary += f", and {unknown:,} that the model does not know {what}"
+        return ContextWindows(ids, start=_start(spec.names)), (summary,)
 
     def predict_batches(
         self, spec: ModelSpec, source: Source, *, size: int, with_seen: bool = True
     ) -> Iterator[PredictBatch]:
+        """Iterate over lines, whose next token is to be predicted."""
         split, start = SPLITS[spec.config["split"]], _start(spec.names)
         for batch in line_batches(source.data, size):
             known = [(line, [i for i in _ids(spec.names, split(line)) if i >= 0]) for _, line in batch]
-            yield _asked([(line, [start, *ids][-4 * _SCENE :]) for line, ids in known])
+            yield _predict_batch([(line, [start, *ids][-4 * CONTEXT_TOKENS :]) for line, ids in known])
 
 
 def recurrent(spec: ModelSpec) -> EncoderSpec:
-    """An LSTM over the classes themselves, tied to the head or not."""
+    """Build an LSTM whose inputs are classes, tied to the head or not."""
     settings = spec.settings
     dim = settings.dim or 1
     embedding = nn.Embedding(len(spec.names), dim, sparse=True)
@@ -163,19 +170,19 @@ def recurrent(spec: ModelSpec) -> EncoderSpec:
 
 
 def _start(names: Names) -> int:
-    """What stands before a text: the end of a line, where lines have one."""
+    """Return the id that pads the context before a text: the end-of-line token if there is one, else 0."""
     return names.ids(END) or 0
 
 
 def _ids(names: Names, tokens: Iterable[str]) -> list[int]:
-    """-1 for those that are no class, where there is none for them."""
+    """Return the ids of tokens; for an unknown token that of <unk>, or -1 if there is no such class."""
     unknown = names.ids(UNKNOWN)
     other = -1 if unknown is None else unknown
     return [other if (found := names.ids(token)) is None else found for token in tokens]
 
 
 def _number(spec: ModelSpec, path: Path) -> tuple[Tensor, int]:
-    """The ids of a text, and how many of its tokens the model does not know."""
+    """Return the ids of a text, and the number of tokens that the model does not know."""
     split, names = SPLITS[spec.config["split"]], spec.names
     ids = array("q")
     unknown = 0
@@ -183,11 +190,11 @@ def _number(spec: ModelSpec, path: Path) -> tuple[Tensor, int]:
         tokens = [*split(line), END]
         unknown += sum(names.ids(token) is None for token in tokens)
         ids.extend(i for i in _ids(names, tokens) if i >= 0)
-    # Torch takes no buffer of nothing.
+    # torch.frombuffer refuses an empty buffer.
     return torch.frombuffer(ids, dtype=torch.int64) if ids else torch.empty(0, dtype=torch.int64), unknown
 
 
-def _asked(held: Sequence[tuple[str, Sequence[int]]]) -> PredictBatch:
+def _predict_batch(held: Sequence[tuple[str, Sequence[int]]]) -> PredictBatch:
     length = max(len(ids) for _, ids in held)
     rows = torch.tensor([[*ids, *[0] * (length - len(ids))] for _, ids in held])
     last = torch.tensor([len(ids) - 1 for _, ids in held])

@@ -17,7 +17,7 @@ from manyclass.tasks.model import Model
 from manyclass.tasks.optimizers import make_optimizers, make_schedulers
 from manyclass.tasks.restore import restore
 from manyclass.tasks.size import check_size
-from manyclass.tasks.task import ModelSpec, TrainingData, ReadProgress
+from manyclass.tasks.task import ModelSpec, ReadProgress, TrainingData
 from manyclass.training import (
     Callback,
     Checkpoints,
@@ -44,7 +44,7 @@ class RunOptions:
         probe_every: steps between probes of the error of log Z̃; 0: no probes.
         checkpoint_every: seconds between checkpoints.
         device: of the model. None: the same as before when resuming, else the CPU.
-        watch: called with the bytes read and their total, before the training.
+        progress: called with the bytes read and their total, before the training.
         callbacks: of the training.
 
     Raises:
@@ -58,7 +58,7 @@ class RunOptions:
     probe_every: int = 200
     checkpoint_every: float = 60.0
     device: str | None = None
-    watch: ReadProgress | None = None
+    progress: ReadProgress | None = None
     callbacks: Sequence[Callback] = ()
 
     def __post_init__(self) -> None:

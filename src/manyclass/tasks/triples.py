@@ -1,4 +1,4 @@
-"""The tail of a triple, and its head."""
+"""Knowledge-graph triples: the tail is the class, and by reciprocal relations the head."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -10,23 +10,23 @@ from manyclass.data import KnownTails, Names, Triples, read_triples
 from manyclass.data.files import line_batches, shown
 from manyclass.data.triples import both_ways
 from manyclass.encoders import ComplEx
-from manyclass.encoders.complex import START
+from manyclass.encoders.complex import INITIAL_STD
 from manyclass.errors import UserError
 from manyclass.tasks.settings import Settings
 from manyclass.tasks.task import EncoderSpec, ModelSpec, PredictBatch, ReadProgress, Source, TrainingData
 
-_AT_ONCE = 1024
-_ASKED = "?"
+EVALUATION_BATCH = 1024  # triples
+PLACEHOLDER = "?"
 
 
 class TripleBatches:
-    """Batches of heads and relations [B, 2] and their tails, shuffled.
+    """Batches of heads and relations [B, 2] and their tails.
 
     Args:
         triples: [N, 3].
         size: B.
-        seed: of the orders. None: as they are.
-        known: the true tails that are no negatives of each other; None: all are.
+        seed: of the shuffling. None: do not shuffle.
+        known: the true tails, to exclude from the negatives; None: exclude none.
     """
 
     def __init__(self, triples: Tensor, size: int, *, seed: int | None = None, known: KnownTails | None = None) -> None:
@@ -34,6 +34,7 @@ class TripleBatches:
         self._epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
+        """Set the epoch, which decides the order."""
         self._epoch = epoch
 
     def __len__(self) -> int:
@@ -51,7 +52,7 @@ class TripleBatches:
 
 
 class TriplesTask:
-    """Knowledge-graph triples, `head TAB relation TAB tail` a line; relations have reciprocals, which ask for heads."""
+    """Knowledge-graph triples, `head TAB relation TAB tail` a line; reciprocal relations predict heads."""
 
     kind = "triples"
     source_fields = ("held_out",)
@@ -64,10 +65,12 @@ class TriplesTask:
     allows_seen = True
     by_line = True
 
-    def read(self, source: Source, settings: Settings, folder: Path, watch: ReadProgress | None = None) -> TrainingData:
-        triples = read_triples(source.data, valid=source.held_out, progress=watch)
+    def read(
+        self, source: Source, settings: Settings, folder: Path, progress: ReadProgress | None = None
+    ) -> TrainingData:
+        """Read the triples; without a held-out file, one in twenty is held out."""
+        triples = read_triples(source.data, valid=source.held_out, progress=progress)
         if not len(triples.valid):
-            # A file alone: one triple in twenty is held out.
             chosen = torch.randperm(len(triples.train), generator=torch.Generator().manual_seed(settings.seed))
             if len(chosen) < 2:
                 raise UserError(f"`data` must hold 2 triples, one to hold out, got 1 in {source.data}")
@@ -77,7 +80,7 @@ class TriplesTask:
         counts = torch.bincount(train[:, 2], minlength=triples.num_entities).double()
         config = {
             "relations": list(triples.relations),
-            # Kept with the model: what it is measured on later is filtered by them too. Those of test are not its.
+            # Later evaluations filter ranks by these too. Test triples are not part of the model.
             "known": torch.cat([triples.train, triples.valid]).int(),
         }
         spec = ModelSpec(self, Names(triples.entities), counts, config, settings)
@@ -92,7 +95,7 @@ class TriplesTask:
         return TrainingData(
             spec,
             TripleBatches(train, settings.batch_size or 1, seed=settings.seed),
-            lambda limit: TripleBatches(valid[_some(len(valid), limit)], _AT_ONCE, known=known),
+            lambda limit: TripleBatches(valid[_some(len(valid), limit)], EVALUATION_BATCH, known=known),
             (
                 f"{source.data.name}: {len(triples.train):,} triples to train on, {len(triples.valid):,} held out, "
                 f"each both ways; {triples.num_entities:,} entities, {triples.num_relations:,} relations",
@@ -102,6 +105,7 @@ class TriplesTask:
         )
 
     def build(self, spec: ModelSpec) -> EncoderSpec:
+        """Build `ComplEx`, tied to the head."""
         dim = spec.settings.dim or 2
         if dim % 2:
             raise UserError(f"`dim` must be even for triples, whose vectors are of complex numbers, got {dim}")
@@ -110,10 +114,11 @@ class TriplesTask:
             raise ValueError("`relations` must be names, got others")
         _check_known(spec.config["known"], len(spec.names), len(Names(relations)))
         entities = nn.Embedding(len(spec.names), dim, sparse=True)
-        nn.init.normal_(entities.weight, std=START)
+        nn.init.normal_(entities.weight, std=INITIAL_STD)
         return EncoderSpec(ComplEx(entities, 2 * len(Names(relations))), dim, entities, bias=False)
 
     def evaluation_batches(self, spec: ModelSpec, source: Source) -> tuple[Iterable[object], Sequence[str]]:
+        """Return batches of triples both ways; of a folder, those of test."""
         triples = read_triples(source.data, test=source.held_out)
         asked, split = next(
             ((part, name) for name in ("test", "valid", "train") if len(part := getattr(triples, name))),
@@ -126,22 +131,23 @@ class TriplesTask:
                 f"`data` must hold triples that the model knows, got {len(asked):,} of others in {source.data}"
             )
         of = f"{split} triples" if source.data.is_dir() else "triples"
-        about = f"{source.data.name}: {len(ids):,} {of}, each both ways, ranks filtered"
+        summary = f"{source.data.name}: {len(ids):,} {of}, each both ways, ranks filtered"
         if unknown:
-            about += f"; {unknown:,} of entities or relations that the model does not know are left out"
-        return TripleBatches(both_ways(ids, len(relations)), _AT_ONCE, known=_known(spec, read)), (about,)
+            summary += f"; {unknown:,} of entities or relations that the model does not know are left out"
+        return TripleBatches(both_ways(ids, len(relations)), EVALUATION_BATCH, known=_known(spec, read)), (summary,)
 
     def predict_batches(
         self, spec: ModelSpec, source: Source, *, size: int, with_seen: bool = True
     ) -> Iterator[PredictBatch]:
+        """Iterate over lines that leave the tail or the head open."""
         relations, known = Names(spec.config["relations"]), _known(spec) if with_seen else None
         for batch in line_batches(source.data, size):
             shown, pairs, fault = list[str](), list[tuple[int, int, int]](), None
             for number, line in batch:
                 try:
-                    pairs.append((*_asked(line, number, source.data, spec.names, relations), -1))
+                    pairs.append((*_parse_query(line, number, source.data, spec.names, relations), -1))
                 except UserError as error:
-                    # What was asked before it is answered.
+                    # The lines before the faulty one are still answered.
                     fault = error
                     break
                 shown.append(line)
@@ -152,15 +158,15 @@ class TriplesTask:
                 raise fault
 
 
-def _asked(line: str, number: int, path: Path, entities: Names, relations: Names) -> tuple[int, int]:
-    """The entity and the relation that a line asks for: `head TAB relation`, or `? TAB relation TAB tail`."""
+def _parse_query(line: str, number: int, path: Path, entities: Names, relations: Names) -> tuple[int, int]:
+    """Return the ids of entity and relation in a line: `head TAB relation`, or `? TAB relation TAB tail`."""
     fields = line.split("\t")
-    if len(fields) not in (2, 3) or (len(fields) == 3 and (fields[0] == _ASKED) == (fields[2] == _ASKED)):
+    if len(fields) not in (2, 3) or (len(fields) == 3 and (fields[0] == PLACEHOLDER) == (fields[2] == PLACEHOLDER)):
         raise UserError(
             f"`data` must hold head TAB relation, or a ? in the place of the head or tail of a triple, in each line, "
             f"got {shown(line)} in line {number} of {path}"
         )
-    backwards = len(fields) == 3 and fields[0] == _ASKED
+    backwards = len(fields) == 3 and fields[0] == PLACEHOLDER
     entity, relation = entities.ids(fields[2] if backwards else fields[0]), relations.ids(fields[1])
     if entity is None or relation is None:
         raise UserError(
@@ -171,7 +177,7 @@ def _asked(line: str, number: int, path: Path, entities: Names, relations: Names
 
 
 def _known(spec: ModelSpec, more: Tensor | None = None) -> KnownTails:
-    """What is true, both ways: the triples that a model was made from, and more [N, 3] of its ids."""
+    """Return the true tails, both ways, of the triples in a spec and of further triples [N, 3]."""
     own, number = spec.config["known"].long(), len(spec.config["relations"])
     triples = own if more is None else torch.cat([own, more])
     return KnownTails.of(both_ways(triples, number), num_relations=2 * number)
@@ -190,7 +196,7 @@ def _parts(triples: Triples, train: Tensor, valid: Tensor) -> Triples:
 
 
 def _translated(triples: Tensor, read: Triples, entities: Names, relations: Names) -> tuple[Tensor, int]:
-    """Triples with a model's ids, and how many it does not know."""
+    """Return the triples with a model's ids, and the number of those it does not know."""
     entity = torch.from_numpy(entities.find(read.entities))
     relation = torch.from_numpy(relations.find(read.relations))
     ids = torch.stack([entity[triples[:, 0]], relation[triples[:, 1]], entity[triples[:, 2]]], 1)
@@ -199,5 +205,5 @@ def _translated(triples: Tensor, read: Triples, entities: Names, relations: Name
 
 
 def _some(number: int, limit: int | None) -> Tensor:
-    """Which of so many, from everywhere."""
+    """Return at most `limit` indices below `number`, evenly spaced."""
     return torch.arange(0, number, 1 if limit is None else max(1, -(-number // limit)))

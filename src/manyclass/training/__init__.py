@@ -1,4 +1,4 @@
-"""The loop that trains an encoder and a head, and what watches it."""
+"""The training loop for an encoder and a head, with callbacks, checkpoints and evaluation."""
 
 from manyclass._check import DivergedError as DivergedError
 from manyclass.training.batch import Batch as Batch

@@ -1,4 +1,4 @@
-"""When a training stops, and the time and evaluations that decide it."""
+"""The end of a training: limits, the best evaluation, the stopwatch, and Ctrl-C."""
 
 import contextlib
 import math

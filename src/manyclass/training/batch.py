@@ -1,4 +1,4 @@
-"""What a step learns from."""
+"""Batches on the device of a head."""
 
 import itertools
 from collections.abc import Mapping
@@ -22,13 +22,13 @@ class Batch:
     mapping with some of the head's arguments of the names below.
 
     Args:
-        inputs: what the encoder takes; without an encoder the head's `hidden`.
-        target: ids [...]; those of -100 are left out.
-        weight: [...] or None: how much each example counts. That is the same in every batch: what is minimised is
-            Σ w·loss over the number of targets, not over the weights that happen to be together.
+        inputs: of the encoder; without an encoder, the head's `hidden`.
+        target: ids [...]; positions of -100 are ignored.
+        weight: [...] or None: the weight of each example. It counts the same in every batch: the loss minimised is
+            Σ w·loss divided by the number of targets, not by the sum of the weights in the batch.
         exclude: ids [..., E] or None.
         log_z: [...] or None.
-        examples: how many targets there are; of those that came on a GPU, which is not waited for, also those left out.
+        examples: number of targets; on a GPU, to avoid a sync, ignored ones included.
     """
 
     inputs: Any
@@ -40,10 +40,10 @@ class Batch:
 
     @classmethod
     def of(cls, item: object, device: torch.device) -> "Batch":
-        """What an iterable yielded, moved to the device.
+        """Make a batch of what an iterable yielded, on the device.
 
         Raises:
-            TypeError: it is neither a pair nor a pair with a mapping.
+            TypeError: the item is neither a pair nor a pair with a mapping.
             ValueError: the mapping has a key that is not among the names above.
         """
         if not isinstance(item, tuple | list) or len(item) not in (2, 3):
@@ -60,27 +60,27 @@ class Batch:
         return cls(moved(inputs, device), moved(target, device), **given, examples=examples)
 
     def extras(self) -> dict[str, Tensor]:
-        """The head's keyword arguments that are given. A head need not know the others."""
+        """Return the keyword arguments of the head that are given; a head need not accept the others."""
         given = {"weight": self.weight, "exclude": self.exclude, "log_z": self.log_z}
         return {name: value for name, value in given.items() if value is not None}
 
     def mean_weight(self) -> Tensor:
-        """Of the targets that are not left out, where there are weights. A head's mean loss is without it."""
+        """Return the mean weight of the targets not ignored, by which a head's mean loss is divided."""
         assert self.weight is not None
         present = self.target != IGNORE_INDEX
         return torch.where(present, self.weight, 0.0).sum() / present.sum().clamp(min=1)
 
 
 def device_of(head: nn.Module) -> torch.device:
-    """Where a head has its tensors; the CPU where it has none."""
+    """Return the device of a head's tensors; the CPU if it has none."""
     found = next(itertools.chain(head.parameters(), head.buffers()), None)
     return torch.device("cpu") if found is None else found.device
 
 
 def moved(value: Any, device: torch.device) -> Any:
-    """Tensors, and those in mappings, tuples and lists, on a device; all else as it is.
+    """Move tensors, also those in mappings, tuples and lists, to a device; other values are returned as they are.
 
-    A mapping that can move itself, as a tokenizer's batch, does; another becomes a dict.
+    A mapping with a method `to`, such as a tokenizer's batch, moves itself; other mappings become dicts.
     """
     if isinstance(value, Tensor):
         return value.to(device, non_blocking=True)

@@ -1,4 +1,4 @@
-"""Records as rows of a file."""
+"""A log of records as a CSV file."""
 
 import contextlib
 import csv
@@ -21,37 +21,38 @@ _COLUMNS = ("step", "epoch", "examples", "seconds", "loss", "held_out_loss", "rm
 
 
 class CSVLog(Callback):
-    """Appends a row for each record, on disk as soon as it is written; what was not measured is left empty.
+    """A callback that appends a row for each record and flushes it; values not measured are left empty.
 
-    A training that is resumed from some time ago takes steps again: their rows give way to the new ones. Where a row
-    cannot be written, as on a full disk, that is a warning, and it follows with the next one that can.
+    A training resumed from an older checkpoint repeats steps: their rows are replaced. If a row cannot be written, as
+    on a full disk, there is a warning, and the row is written together with the next one that can be.
 
     Args:
-        path: the file; it is opened when the first record comes. One that exists goes on below its last row.
-        metrics: the names of the metrics that get a column.
+        path: the file, opened at the first record. Rows are appended if it exists.
+        metrics: names of the metrics that get a column.
 
     Raises:
-        ValueError: with the first record, or `check`: the file has other columns, or is no text.
+        ValueError: the file has other columns or is not text; raised by `check` or at the first record.
     """
 
     def __init__(self, path: Path | str, *, metrics: Sequence[str] = ()) -> None:
         self._path = Path(path)
         self._metrics = tuple(metrics)
         self._file: TextIO | None = None
-        self._owed: list[list[object]] = []
+        self._unwritten: list[list[object]] = []
         self._warned = False
 
     def check(self) -> None:
-        """Raise if rows cannot go on below those that the file has."""
+        """Raise if rows cannot be appended to the file."""
         self._rows()
 
     def on_record(self, training: "Training", record: Record) -> None:
+        """Write a row."""
         values = [getattr(record, name) for name in _COLUMNS] + [record.metrics.get(name) for name in self._metrics]
-        self._owed.append(values)
+        self._unwritten.append(values)
         try:
             if self._file is None:
-                self._file = self._open(int(self._owed[0][0]))  # type: ignore[call-overload]
-            csv.writer(self._file, lineterminator="\n").writerows(self._owed)
+                self._file = self._open(int(self._unwritten[0][0]))  # type: ignore[call-overload]
+            csv.writer(self._file, lineterminator="\n").writerows(self._unwritten)
             self._file.flush()
         except (OSError, UserError) as error:
             self._close()
@@ -60,20 +61,21 @@ class CSVLog(Callback):
                 warnings.warn(f"cannot write {self._path}: {reason}. Rows follow later", NotSavedWarning, stacklevel=2)
             self._warned = True
         else:
-            self._owed, self._warned = [], False
+            self._unwritten, self._warned = [], False
 
     def on_end(self, training: "Training", history: History) -> None:
+        """Close the file."""
         self._close()
 
     def _close(self) -> None:
-        # What a full disk did not take, it does not take now.
+        # Closing flushes, which fails on a full disk as writing did.
         with contextlib.suppress(OSError):
             if self._file is not None:
                 self._file.close()
         self._file = None
 
     def _open(self, step: int) -> TextIO:
-        # A row without its end is of a writer that was killed.
+        # A row without a line end comes from a writer that was killed.
         kept = [row for row in self._rows() if row.endswith("\n") and _step(row) < step]
         header = io.StringIO()
         csv.writer(header, lineterminator="\n").writerow([*_COLUMNS, *self._metrics])
@@ -82,7 +84,7 @@ class CSVLog(Callback):
         return self._path.open("a", encoding="utf-8", newline="")
 
     def _rows(self) -> list[str]:
-        """What stands below the header."""
+        """Return the rows below the header."""
         columns = [*_COLUMNS, *self._metrics]
         try:
             written = self._path.read_text(encoding="utf-8") if self._path.exists() else ""

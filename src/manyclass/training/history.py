@@ -1,4 +1,4 @@
-"""What a training has to tell: where it is, what it measured, how it ended."""
+"""Progress, records and outcome of a training."""
 
 import math
 from collections.abc import Mapping
@@ -10,14 +10,14 @@ Stopped = Literal["epochs", "steps", "seconds", "patience", "batches", "interrup
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a training is.
+    """The position of a training.
 
     Args:
         step: steps taken.
         epoch: epochs completed.
-        position: batches seen of the epoch that is under way.
+        position: batches seen of the current epoch.
         examples: targets seen, ignored ones included.
-        seconds: spent on training; evaluations, probes and callbacks do not count.
+        seconds: seconds of training, without evaluations, probes and callbacks.
     """
 
     step: int = 0
@@ -29,15 +29,15 @@ class Progress:
 
 @dataclass(frozen=True)
 class Record:
-    """What was measured after a step.
+    """The measurements after a step.
 
     Args:
         step, epoch, examples, seconds: as in `Progress`.
-        loss: of training, smoothed: the mean of the first 50 steps, then an average that forgets 2% a step.
-        held_out_loss: the exact negative log likelihood of a held-out example; None where there was no evaluation.
-        metrics: the user's, by name; empty where there was no evaluation.
-        rmse_log_z: the error of log Z̃; None where there was no probe, or the objective has no Z̃.
-        seconds_left: until the first limit, at the pace so far; None where that is unknown.
+        loss: training loss, smoothed: the mean of the first 50 steps, then an exponential moving average (2% a step).
+        held_out_loss: exact negative log likelihood of a held-out example; None without an evaluation.
+        metrics: the user's, by name; empty without an evaluation.
+        rmse_log_z: error of log Z̃; None without a probe, or if the objective has no Z̃.
+        seconds_left: seconds until the first limit at the pace so far; None if unknown.
     """
 
     step: int
@@ -52,23 +52,23 @@ class Record:
 
 
 def cost(record: Record, by: str) -> float:
-    """What an evaluation is judged by, the less the better: its "loss", or minus a metric; infinite if it is NaN."""
+    """Return the loss of an evaluation, or minus a metric; inf for NaN, so that it is never the best."""
     value = record.held_out_loss if by == "loss" else -record.metrics.get(by, math.nan)
     return math.inf if value is None or math.isnan(value) else value
 
 
 @dataclass(frozen=True)
 class History:
-    """What `Training.run` returns.
+    """The outcome of `Training.run`.
 
     Args:
-        records: in order. At the end of an epoch two may be of the same step: a report and then an evaluation.
-        progress: where the training ended.
-        best_step, best_loss: the best evaluation and its held-out loss; None where there was none.
-        stopped: the limit that was reached ("epochs", "steps", "seconds"); "patience"; "batches", an iterator that ran
-            out before; "interrupted"; or "failed", which only callbacks see, for the error is raised.
-        spent: seconds by what they were spent on: "batches", waiting for them; "forward"; "update", gradients and
-            optimisers; "evaluation"; "probes"; "callbacks". A GPU works on meanwhile: what waits for it pays.
+        records: in order. At the end of an epoch two may be of the same step: a report, then an evaluation.
+        progress: at the end of the training.
+        best_step, best_loss: step and held-out loss of the best evaluation; None without an evaluation.
+        stopped: the limit reached ("epochs", "steps", "seconds"); "patience"; "batches": an iterator ran out first;
+            "interrupted"; or "failed", which only callbacks see, because the error is raised.
+        spent: seconds by phase: "batches" (waiting for them), "forward", "update" (gradients and optimisers),
+            "evaluation", "probes", "callbacks". A GPU runs asynchronously, so the phase that syncs pays for it.
     """
 
     records: tuple[Record, ...]

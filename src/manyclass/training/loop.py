@@ -24,7 +24,7 @@ _LOSS_SMOOTHING = 0.02  # the share of the newest step in the running mean of th
 
 
 class Training:
-    """Trains an encoder and a head until the first of its limits.
+    """A training of an encoder and a head until the first of its limits.
 
     A step computes `head(encoder(inputs), target)` and its gradients, then steps the optimisers and the schedulers.
     Modules stay in the mode (`train` or `eval`) they are in. The same seed gives the same run, bit for bit on the CPU;
@@ -135,7 +135,7 @@ class Training:
                 error.add_note(f"Training ended after step {self.progress.step}.")
                 raise
             finally:
-                # Whatever is drawn until it runs again is not the training's.
+                # Numbers drawn until the next run must not change the training, so its RNG state is kept.
                 self._rng_now = rng_state(self._device)
                 best = self._best
                 found = None if best.step is None else best.loss

@@ -1,4 +1,4 @@
-"""How good the approximation is while it trains."""
+"""The error of the approximation during training."""
 
 from dataclasses import dataclass
 from typing import cast
@@ -14,15 +14,15 @@ from manyclass.training._stepping import fork_rng
 
 @dataclass(frozen=True)
 class Probe:
-    """The error of log Z̃ on a few examples of the batch at hand; costs them one pass over all classes.
+    """A measurement of the error of log Z̃ on a few examples of the current batch; it scores all classes for them.
 
     Args:
-        every: how many steps lie between probes.
-        examples: how many, at most.
-        draws: of the sampler.
+        every: steps between probes.
+        examples: examples per probe, at most.
+        draws: draws of the sampler per probe.
 
     Raises:
-        ValueError: one of them is below 1.
+        ValueError: a number is below 1.
     """
 
     every: int = 100
@@ -34,7 +34,7 @@ class Probe:
             _check.whole(name, getattr(self, name), 1)
 
     def rmse_log_z(self, head: nn.Module, hidden: Tensor, target: Tensor, *, seed: int) -> float | None:
-        """The error, by draws of the seed's own; None where there is no Z̃ or no example that is not ignored."""
+        """Return the error over draws of a separate generator; None without Z̃, or if all examples are ignored."""
         flat = target.reshape(-1)
         chosen = (flat != IGNORE_INDEX).nonzero()[: self.examples, 0]
         if len(chosen) == 0:

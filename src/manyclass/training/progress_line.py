@@ -1,4 +1,4 @@
-"""Progress on a terminal or in a log."""
+"""Progress on a terminal or in a file."""
 
 import shutil
 import sys
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
 
 class ProgressLine(Callback):
-    """One line that follows the records; those with an evaluation stay.
+    """A callback that prints progress with the last held-out loss and error of log Z̃.
 
-    On a terminal the line is written over in place. Elsewhere a line is printed for each evaluation, and for another
-    record if the last line is some time ago. It shows the held-out loss and the error of log Z̃ last measured.
+    On a terminal one line is overwritten in place, and lines with an evaluation stay. In a file there is a line for
+    each evaluation, and for other records if the last line is older than `every`.
 
     Args:
-        file: where to. None: the standard error, as it is at that time.
-        every: seconds between lines without an evaluation, where the file is no terminal.
+        file: to print to. None: the current standard error.
+        every: seconds between lines without an evaluation, if the file is no terminal.
     """
 
     def __init__(self, *, file: TextIO | None = None, every: float = 10.0) -> None:
@@ -29,17 +29,18 @@ class ProgressLine(Callback):
         self._every = _check.number("every", every, low=0)
         self._shown_at = time.monotonic()
         self._open = False
-        self._before = (0, 0.0)
-        self._rate = 0.0
+        self._last_counted = (0, 0.0)
+        self._examples_per_second = 0.0
         self._held_out: float | None = None
         self._rmse: float | None = None
 
     def on_record(self, training: "Training", record: Record) -> None:
+        """Print or overwrite the line."""
         file, now = self._file(), time.monotonic()
-        self._follow(record)
+        self._update(record)
         evaluated = record.held_out_loss is not None
         if file.isatty():
-            # One column is left free: some terminals wrap a line that fills them all.
+            # One column stays free, because some terminals wrap a full line.
             text = self._text(record)[: shutil.get_terminal_size().columns - 1]
             file.write(f"\r{text}\x1b[K" + "\n" * evaluated)
             self._open = not evaluated
@@ -51,6 +52,7 @@ class ProgressLine(Callback):
         self._shown_at = now
 
     def on_end(self, training: "Training", history: History) -> None:
+        """Print the reason for the end and the best evaluation."""
         best = "" if history.best_step is None else f", best at step {history.best_step:,}"
         best += "" if history.best_loss is None else f": held-out loss {history.best_loss:.4f}"
         text = f"stopped ({history.stopped}) after {history.progress.step:,} steps{best}\n"
@@ -62,17 +64,17 @@ class ProgressLine(Callback):
     def _file(self) -> TextIO:
         return sys.stderr if self._given is None else self._given
 
-    def _follow(self, record: Record) -> None:
-        examples, seconds = record.examples - self._before[0], record.seconds - self._before[1]
-        # A resumed training's first record counts from its beginning, which is the pace it had all along.
+    def _update(self, record: Record) -> None:
+        examples, seconds = record.examples - self._last_counted[0], record.seconds - self._last_counted[1]
+        # The first record of a resumed training counts from the start of the training: the mean pace so far.
         if examples > 0 and seconds > 0:
-            self._rate = examples / seconds
-            self._before = (record.examples, record.seconds)
+            self._examples_per_second = examples / seconds
+            self._last_counted = (record.examples, record.seconds)
         self._held_out = self._held_out if record.held_out_loss is None else record.held_out_loss
         self._rmse = self._rmse if record.rmse_log_z is None else record.rmse_log_z
 
     def _text(self, record: Record) -> str:
-        parts = [f"step {record.step:,}", f"epoch {record.epoch}", f"{self._rate:,.0f} examples/s"]
+        parts = [f"step {record.step:,}", f"epoch {record.epoch}", f"{self._examples_per_second:,.0f} examples/s"]
         parts.append(f"loss {record.loss:.4f}")
         if self._held_out is not None:
             parts.append(f"held-out loss {self._held_out:.4f}")
@@ -80,11 +82,11 @@ class ProgressLine(Callback):
         if self._rmse is not None:
             parts.append(f"rmse log Z {self._rmse:.3g}")
         if record.seconds_left is not None:
-            parts.append(f"{_clock(record.seconds_left)} left")
+            parts.append(f"{_format_seconds(record.seconds_left)} left")
         return "  ".join(parts)
 
 
-def _clock(seconds: float) -> str:
+def _format_seconds(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

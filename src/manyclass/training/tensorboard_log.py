@@ -1,4 +1,4 @@
-"""Records for TensorBoard."""
+"""A log of records for TensorBoard."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 
 class TensorBoardLog(Callback):
-    """Writes each record as scalars that `tensorboard --logdir` shows.
+    """A callback that writes each record as scalars for `tensorboard --logdir`.
 
     Args:
-        folder: of the event files; it is made when the first record comes.
+        folder: of the event files, made at the first record.
 
     Raises:
         ImportError: tensorboard is not installed.
@@ -31,10 +31,11 @@ class TensorBoardLog(Callback):
         self._writer: SummaryWriter | None = None
 
     def on_record(self, training: "Training", record: Record) -> None:
+        """Write the scalars of a record."""
         if self._writer is None:
             from torch.utils.tensorboard import SummaryWriter
 
-            # A training that is resumed from some time ago takes steps again.
+            # A training resumed from an older checkpoint repeats steps, so their old events are purged.
             self._writer = SummaryWriter(self._folder, purge_step=record.step)
         values = {
             "loss/training": record.loss,
@@ -48,6 +49,7 @@ class TensorBoardLog(Callback):
         self._writer.flush()
 
     def on_end(self, training: "Training", history: History) -> None:
+        """Close the event file."""
         if self._writer is not None:
             self._writer.close()
             self._writer = None
