@@ -1,4 +1,4 @@
-"""A checkpoint whose digest is right, but which is none of the training, is refused before anything is changed."""
+"""A checkpoint with a valid digest but of another training is refused before anything is changed."""
 
 import copy
 
@@ -14,7 +14,7 @@ OPTIONS = tasks.RunOptions(probe_every=0, checkpoint_every=1000)
 
 @pytest.fixture(scope="module")
 def stopped(tmp_path_factory):
-    """A training that Ctrl-C ended, and its newest checkpoint."""
+    """Return the folder of an interrupted training, and its newest checkpoint."""
     options = tasks.RunOptions(probe_every=0, checkpoint_every=1000, callbacks=[Interrupts(5)])
     _, out = fit("text", tmp_path_factory.mktemp("stopped"), options=options)
     return out, storage.load(out / "newest.safetensors", kind="checkpoint")
@@ -71,7 +71,9 @@ def test_a_damaged_checkpoint_is_refused_before_data_is_read(stopped):
     before = path.read_bytes()
     try:
         path.write_bytes(before[:-1])
-        with pytest.raises(UserError, match=r"newest.safetensors: it is cut off.*; nothing else in .* can be resumed from"):
+        with pytest.raises(
+            UserError, match=r"newest.safetensors: it is cut off.*; nothing else in .* can be resumed from"
+        ):
             tasks.resume(out, options=tasks.RunOptions(watch=lambda done, total: pytest.fail("data was read")))
     finally:
         path.write_bytes(before)
