@@ -1,4 +1,4 @@
-"""What a user can mend is one line on the standard error, before any work."""
+"""An error that a user can fix is one line on the standard error, before any work."""
 
 import importlib
 import signal
@@ -74,7 +74,7 @@ def test_an_unknown_command_is_one_line(monkeypatch, capsys):
     assert "No such command 'papier'" in capsys.readouterr().err
 
 
-def test_help_is_no_error(monkeypatch, capsys):
+def test_help_exits_with_0(monkeypatch, capsys):
     assert run(monkeypatch, "paper", "--help") == 0
     assert "--claims" in capsys.readouterr().out
 
@@ -104,7 +104,7 @@ def test_ctrl_c_waits_for_an_import(monkeypatch, capsys):
 
     monkeypatch.setattr(importlib, "import_module", pressed)
     assert run(monkeypatch, "info", "none") == 2
-    # After what a terminal shows of Ctrl-C.
+    # The line break follows the ^C that a terminal shows.
     assert capsys.readouterr().err == "\nmanyclass: interrupted\n"
     assert loaded
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

@@ -1,4 +1,4 @@
-"""What a user writes, and what comes of it."""
+"""Samplers, objectives and optimisers by name."""
 
 import inspect
 
@@ -25,7 +25,7 @@ def counts(num_classes=3000):
         ("exact", "Exhaustive"),
     ],
 )
-def test_a_name_is_a_sampler_of_so_many_classes(name, kind):
+def test_a_name_gives_a_sampler_of_k_classes(name, kind):
     made = make_sampler(name, counts(), k=100)
     assert type(made).__name__ == kind
     assert made.num_classes == 3000
@@ -34,7 +34,7 @@ def test_a_name_is_a_sampler_of_so_many_classes(name, kind):
         assert make_sampler(name, counts()).k == 1024
 
 
-def test_every_name_was_tried():
+def test_every_sampler_name_is_tested():
     assert set(SAMPLERS) == {"learned", "systematic", "clustered", "importance", "bernoulli", "exact"}
 
 
@@ -56,7 +56,7 @@ def test_a_fixed_k_follows_from_nothing(name):
         make_sampler(name, counts(), k="auto")
 
 
-def test_a_budget_is_of_a_tenth_unless_it_is_told():
+def test_the_default_error_of_a_budget_is_a_tenth():
     assert make_budget(samplers.Systematic(counts(), 100)).rmse_log_z == 0.1
 
 
@@ -73,7 +73,7 @@ def test_every_objective_has_a_name():
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_an_optimizer_has_a_rate_and_takes_gradients_of_touched_rows(name):
+def test_an_optimizer_has_a_learning_rate_and_takes_sparse_gradients(name):
     table = torch.nn.Embedding(20, 3, sparse=True)
     before = table.weight.detach().clone()
     optimizer = OPTIMIZERS[name]([table.weight], LEARNING_RATES[name])

@@ -12,7 +12,7 @@ OPTIONS = {"hidden_layers": "hidden"}
 
 
 def run(*arguments):
-    """The exit code of `manyclass ARGUMENTS`."""
+    """Run `manyclass ARGUMENTS` and return the exit code."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["manyclass", *map(str, arguments)])
         with pytest.raises(SystemExit) as ended:
@@ -21,7 +21,7 @@ def run(*arguments):
 
 
 def options(settings):
-    """Settings as they are written on a command line."""
+    """Return settings as command-line options."""
     found = []
     for name, value in settings.to_json().items():
         if value is not None and name != "seed":
@@ -30,5 +30,5 @@ def options(settings):
 
 
 def fit(kind, data, out, *more):
-    """Train on small data of a kind, without a page."""
+    """Train on small data of a kind, without a report."""
     return run("fit", data, "--out", out, *FLAGS[kind], *options(problems.SETTINGS[kind]), "--no-report", *more)

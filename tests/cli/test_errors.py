@@ -1,4 +1,4 @@
-"""Every bad value is one line that names it, exit code 2, and nothing is left behind; every help is there."""
+"""Bad values give one line that names them, exit code 2 and no files; help pages are complete."""
 
 import re
 
@@ -17,20 +17,20 @@ COMMANDS = sorted(cli.app.commands)
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_names_every_option_and_what_it_takes(capsys, command):
     assert run(command, "--help") == 0
-    told = capsys.readouterr().out
-    plain = " ".join(told.split())
+    output = capsys.readouterr().out
+    plain = " ".join(output.split())
     for parameter in cli.app.commands[command].params:
         if isinstance(parameter, click.Argument):
-            assert parameter.name.upper() in told
+            assert parameter.name.upper() in output
             continue
-        assert max(parameter.opts, key=len) in told
+        assert max(parameter.opts, key=len) in output
         assert parameter.help, parameter.name
         assert parameter.help.split(";")[0].split(".")[0] in plain
         if isinstance(parameter.type, click.Choice):
-            assert all(str(choice) in told for choice in parameter.type.choices)
+            assert all(str(choice) in output for choice in parameter.type.choices)
         if parameter.default not in (None, False) and parameter.show_default:
             assert f"default: {parameter.default}" in plain or f"default: {parameter.default:g}" in plain
-    assert not re.search(r"\bTODO\b|None|<class|lambda", told)
+    assert not re.search(r"\bTODO\b|None|<class|lambda", output)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -39,17 +39,17 @@ def test_help_fits_a_page(capsys, command):
     assert max(map(len, capsys.readouterr().out.splitlines())) <= 110
 
 
-def test_the_help_of_all_names_each_command_and_the_version_is_told(capsys):
+def test_the_main_help_names_each_command_and_the_version_is_printed(capsys):
     assert run("--help") == 0
-    told = capsys.readouterr().out
-    assert all(f"  {command} " in told for command in COMMANDS)
+    output = capsys.readouterr().out
+    assert all(f"  {command} " in output for command in COMMANDS)
     assert run("--version") == 0
     assert capsys.readouterr().out.endswith(f"manyclass {manyclass.__version__}\n")
 
 
-def test_what_is_a_path_a_number_or_a_word_is_told_as_such(capsys):
+def test_help_shows_the_type_of_each_option(capsys):
     run("fit", "--help")
-    told = capsys.readouterr().out
+    output = capsys.readouterr().out
     for option, kind in (
         ("--epochs", "INTEGER"),
         ("--learning-rate", "FLOAT"),
@@ -59,7 +59,7 @@ def test_what_is_a_path_a_number_or_a_word_is_told_as_such(capsys):
         ("--batch-size", "INTEGER"),
         ("--checkpoint-every", "FLOAT"),
     ):
-        assert re.search(rf"{option} {kind}", told), option
+        assert re.search(rf"{option} {kind}", output), option
 
 
 @pytest.mark.parametrize(
@@ -183,7 +183,7 @@ def test_a_command_that_cannot_be_done_is_one_line(monkeypatch, capsys, tmp_path
     ],
 )
 @pytest.mark.parametrize("command", ["evaluate", "predict"])
-def test_what_a_model_cannot_read_is_one_line(
+def test_data_that_a_model_cannot_read_is_one_line(
     trained, monkeypatch, capsys, tmp_path, command, kind, arguments, message
 ):
     _, out, _ = trained(kind)
@@ -197,7 +197,7 @@ def test_what_a_model_cannot_read_is_one_line(
     assert error.count("\n") == 1
 
 
-def test_a_model_is_not_trained_over(tmp_path, capsys):
+def test_an_existing_model_is_not_overwritten(tmp_path, capsys):
     data, out = problems.write_features(tmp_path), tmp_path / "model"
     assert fit("features", data, out) == 0
     before = {path.name: path.read_bytes() for path in out.iterdir()}

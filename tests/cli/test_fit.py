@@ -1,4 +1,4 @@
-"""Each kind of data from a file to answers, through the command line."""
+"""`manyclass fit` for each kind of data, from a file to predictions."""
 
 import csv
 import json
@@ -32,14 +32,14 @@ SHOWN = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_from_a_file_to_answers(tmp_path, capsys, kind):
+def test_from_a_file_to_predictions(tmp_path, capsys, kind):
     data = problems.WRITERS[kind](tmp_path)
     out = tmp_path / "model"
     assert fit(kind, data, out) == 0
-    printed, told = capsys.readouterr()
-    assert data.name in told
-    assert "held-out loss" in told
-    assert "stopped (epochs)" in told
+    printed, output = capsys.readouterr()
+    assert data.name in output
+    assert "held-out loss" in output
+    assert "stopped (epochs)" in output
     assert f"model   {out}" in printed
     assert "times in training" in printed
 
@@ -49,11 +49,11 @@ def test_from_a_file_to_answers(tmp_path, capsys, kind):
     assert to_evaluate(kind, data).name in printed
     assert f"{numbers['loss']:.4f}" in printed
     assert numbers["perplexity"] == pytest.approx(math.exp(numbers["loss"]))
-    # Who knows the frequencies of words is at about 16, and who knows nothing at 24.
+    # The frequencies of words alone give a perplexity of about 16, a uniform guess 24.
     assert numbers["perplexity"] < 12
     assert sum(band["examples"] for band in numbers["by_frequency"]) == pytest.approx(numbers["examples"])
 
-    # The folder alone predicts.
+    # Predictions need nothing but the folder.
     for path in (data, to_evaluate(kind, data)):
         shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
     moved = shutil.move(out, tmp_path / "moved")
@@ -71,9 +71,9 @@ def test_from_a_file_to_answers(tmp_path, capsys, kind):
         assert chances == sorted(chances, reverse=True)
         assert 0 < sum(chances) <= 1.0001
     assert run("info", moved) == 0
-    told = capsys.readouterr().out
-    assert kind in told
-    assert "best" in told
+    output = capsys.readouterr().out
+    assert kind in output
+    assert "best" in output
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -100,7 +100,7 @@ def test_ctrl_c_saves_and_resume_goes_on_bit_for_bit(tmp_path, capsys, monkeypat
     assert files(out) == ["best.safetensors", "fit.json", "log.csv", "newest.safetensors", "previous.safetensors"]
 
 
-def test_a_wish_that_it_should_end_is_as_ctrl_c(tmp_path, capsys, monkeypatch):
+def test_sigterm_is_handled_as_ctrl_c(tmp_path, capsys, monkeypatch):
     data, out = problems.write_features(tmp_path), tmp_path / "model"
 
     class Ended(training.Callback):
@@ -117,7 +117,7 @@ def test_a_wish_that_it_should_end_is_as_ctrl_c(tmp_path, capsys, monkeypatch):
     assert run("fit", "--out", out, "--resume", "--no-report") == 0
 
 
-def test_ctrl_c_while_data_is_read_begins_anew(tmp_path, capsys, monkeypatch):
+def test_ctrl_c_while_data_is_read_leaves_an_empty_folder(tmp_path, capsys, monkeypatch):
     data, out = problems.write_features(tmp_path), tmp_path / "model"
 
     def interrupt(*_):
@@ -131,7 +131,7 @@ def test_ctrl_c_while_data_is_read_begins_anew(tmp_path, capsys, monkeypatch):
     assert fit("features", data, out) == 0
 
 
-def test_resume_says_what_it_goes_on_with(tmp_path, capsys, monkeypatch):
+def test_resume_refuses_changed_options(tmp_path, capsys, monkeypatch):
     data, out = problems.write_features(tmp_path), tmp_path / "model"
     monkeypatch.setattr(training, "ProgressLine", lambda: Interrupts(11))
     assert fit("features", data, out) == 2
@@ -172,12 +172,12 @@ def test_resume_says_what_it_goes_on_with(tmp_path, capsys, monkeypatch):
     )
     assert tasks.open_model(out).spec.settings.epochs == 6
     capsys.readouterr()
-    # Finished, it says so again.
+    # Resuming a finished training reports the end again.
     assert run("fit", "--out", out, "--resume", "--no-report") == 0
     assert "stopped (epochs)" in capsys.readouterr().err
 
 
-def test_what_could_not_be_saved_is_a_line_and_other_warnings_are_not(tmp_path, capsys, monkeypatch):
+def test_a_failed_save_is_one_line_and_other_warnings_stay_warnings(tmp_path, capsys, monkeypatch):
     data, out = problems.write_features(tmp_path), tmp_path / "model"
     save, failed = storage.save, []
 
@@ -192,8 +192,8 @@ def test_what_could_not_be_saved_is_a_line_and_other_warnings_are_not(tmp_path, 
     with pytest.warns(RuntimeWarning, match="a bug") as found:
         assert fit("features", data, out) == 0
     assert [str(warning.message) for warning in found] == ["a bug"]
-    told = capsys.readouterr().err.splitlines()
-    assert told.count("manyclass: no space is left. Training goes on and will try again") == 1
+    output = capsys.readouterr().err.splitlines()
+    assert output.count("manyclass: no space is left. Training goes on and will try again") == 1
 
 
 def test_a_page_is_drawn(tmp_path, capsys):
@@ -224,7 +224,7 @@ def test_a_log_for_tensorboard_is_written_beside_the_other(tmp_path, monkeypatch
     assert len(records) == len((out / "log.csv").read_text().splitlines()) - 1
 
 
-def test_labels_that_are_not_known_are_said_to_be_left_out(trained, tmp_path, capsys):
+def test_unknown_labels_are_reported_as_left_out(trained, tmp_path, capsys):
     _, out, _ = trained("features")
     data = tmp_path / "more.svm"
     data.write_text("w00 1:1\nunicorn 2:1\nw01 3:1\n")
@@ -233,7 +233,7 @@ def test_labels_that_are_not_known_are_said_to_be_left_out(trained, tmp_path, ca
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_newest_can_be_asked_for(trained, capsys, kind):
+def test_the_newest_checkpoint_can_be_evaluated(trained, capsys, kind):
     _, out, data = trained(kind)
     assert run("evaluate", out, to_evaluate(kind, data), "--checkpoint", "newest") == 0
     printed = capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""What is told of a model."""
+"""`manyclass info`."""
 
 import shutil
 
@@ -9,11 +9,11 @@ from tests.tasks.problems import KINDS
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_model_is_told_of(trained, capsys, kind):
+def test_info_describes_a_model(trained, capsys, kind):
     done, out, data = trained(kind)
     assert run("info", out) == 0
-    told = capsys.readouterr().out
-    plain = " ".join(told.replace("│", " ").split())
+    output = capsys.readouterr().out
+    plain = " ".join(output.replace("│", " ").split())
     assert f"kind {kind}" in plain
     assert f"classes {len(done.model.names)}, such as {done.model.names[0]!r}" in plain
     assert f"examples {done.model.spec.counts.sum():,.0f} trained on" in plain
@@ -23,23 +23,23 @@ def test_a_model_is_told_of(trained, capsys, kind):
     assert "objective Likelihood" in plain
     assert f"newest step {done.history.progress.step:,}," in plain
     assert "best" in plain
-    assert data.name in told.replace("\n", "")
-    assert "None" not in told
+    assert data.name in output.replace("\n", "")
+    assert "None" not in output
 
 
-def test_a_checkpoint_that_is_damaged_is_told_of(trained, tmp_path, capsys):
+def test_info_reports_a_damaged_checkpoint(trained, tmp_path, capsys):
     folder = shutil.copytree(trained("features")[1], tmp_path / "copied")
     (folder / "newest.safetensors").write_bytes(b"half of")
     assert run("info", folder) == 0
     assert "damaged" in capsys.readouterr().out
 
 
-def test_a_folder_that_holds_none_is_one_line(tmp_path, capsys):
+def test_a_folder_without_a_model_is_one_line(tmp_path, capsys):
     assert run("info", tmp_path) == 2
     assert capsys.readouterr().err.count("\n") == 1
 
 
-def test_another_file_than_a_damaged_one_is_told_of(trained, tmp_path, capsys):
+def test_info_names_another_file_than_a_damaged_one(trained, tmp_path, capsys):
     folder = shutil.copytree(trained("features")[1], tmp_path / "copied")
     (folder / "best.safetensors").write_bytes(b"half of")
     assert run("info", folder) == 2

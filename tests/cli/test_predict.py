@@ -1,4 +1,4 @@
-"""What answers look like, and where they come from and go to."""
+"""`manyclass predict`: its output, and where it reads and writes."""
 
 import io
 import json
@@ -33,7 +33,7 @@ def objects(capsys):
 
 @pytest.fixture
 def copied(trained, tmp_path):
-    """A function from a kind to a model of it in a folder that the test may change."""
+    """Return a function from a kind to the folder of a model that the test may change."""
     return lambda kind: shutil.copytree(trained(kind)[1], tmp_path / "copied")
 
 
@@ -74,7 +74,7 @@ def test_there_are_no_more_answers_than_classes(trained, tmp_path, capsys):
     assert sum(found["probabilities"]) == pytest.approx(1, abs=1e-5)
 
 
-def test_what_a_user_has_is_no_answer_unless_it_is_asked_for(trained, tmp_path, capsys):
+def test_items_of_a_user_are_predicted_only_with_seen(trained, tmp_path, capsys):
     _, out, _ = trained("sequences")
     has = [f"w{i:02}" for i in range(0, CLASSES, 2)]
     asked = ask(tmp_path, "".join(f"ann\t{item}\n" for item in has) + "ben\tw01\n")
@@ -92,13 +92,13 @@ def test_what_a_user_has_is_no_answer_unless_it_is_asked_for(trained, tmp_path, 
 
 
 @pytest.mark.parametrize("option", ["--seen", "--unseen"])
-def test_text_has_seen_nothing(trained, tmp_path, capsys, option):
+def test_seen_is_refused_for_text(trained, tmp_path, capsys, option):
     _, out, _ = trained("text")
     assert run("predict", out, ask(tmp_path, "w00\n"), option) == 2
     assert capsys.readouterr().err == f"manyclass: `{option}` must be left out for text\n"
 
 
-def test_tails_that_are_known_are_answers_unless_new_ones_are_asked_for(trained, tmp_path, capsys):
+def test_known_tails_are_predicted_unless_unseen_is_given(trained, tmp_path, capsys):
     _, out, data = trained("triples")
     triples = [
         line.split("\t") for part in ("train", "valid") for line in (data / f"{part}.txt").read_text().splitlines()
@@ -117,21 +117,21 @@ def test_tails_that_are_known_are_answers_unless_new_ones_are_asked_for(trained,
     assert head == everything - heads
 
 
-def test_every_user_has_his_own_line(trained, tmp_path, capsys):
-    """Of more users than are answered at once."""
+def test_every_user_has_a_line(trained, tmp_path, capsys):
+    """There are more users than fit into a batch."""
     _, out, _ = trained("sequences")
     asked = ask(tmp_path, "".join(f"u{user}\tw{user % CLASSES:02}\n" for user in range(600)))
     assert run("predict", out, asked, "--top", 1, "--json") == 0
     found = objects(capsys)
     assert [each["example"] for each in found] == [f"u{user}" for user in range(600)]
-    # Users of the same item get the same answer, wherever they stand.
+    # Users of the same item get the same prediction, whatever their position.
     by_item = {}
     for user, each in enumerate(found):
         by_item.setdefault(user % CLASSES, set()).add(each["classes"][0])
     assert all(len(names) == 1 for names in by_item.values())
 
 
-def test_a_question_mark_asks_for_a_head_or_a_tail(trained, tmp_path, capsys):
+def test_a_question_mark_stands_for_a_head_or_a_tail(trained, tmp_path, capsys):
     _, out, _ = trained("triples")
     asked = ask(tmp_path, "w05\tplus 1\nw05\tplus 1\t?\n?\tplus 1\tw05\n")
     assert run("predict", out, asked, "--top", 2, "--json") == 0
@@ -153,7 +153,7 @@ def test_lines_of_the_standard_input_are_answered_as_they_come(trained, tmp_path
         for line, answer in zip(asked, expected, strict=True):
             process.stdin.write(line + "\n")
             process.stdin.flush()
-            # It would never come, did the first line wait for the second.
+            # This would hang if the first line waited for the second.
             assert process.stdout.readline().split("\t")[1::2] == answer.split("\t")[1::2]
         process.stdin.close()
         assert process.wait(60) == 0
@@ -180,7 +180,7 @@ def test_answers_may_go_into_a_file(trained, tmp_path, capsys):
     assert file.read_text() == expected
 
 
-def test_a_file_of_answers_is_as_it_was_where_a_question_cannot_be_read(trained, tmp_path, capsys):
+def test_an_old_output_file_stays_if_an_example_cannot_be_read(trained, tmp_path, capsys):
     _, out, _ = trained("triples")
     asked, file = ask(tmp_path, "w05\tplus 1\n" * 300 + "horse\tplus 1\n"), tmp_path / "answers.tsv"
     file.write_text("those of yesterday\n")
@@ -200,12 +200,12 @@ def test_an_index_is_made_once_and_again_for_another_model(copied, tmp_path, cap
     made, expected = [], None
     for attempt in range(2):
         assert run("predict", out, asked, "--index", "--recall", 1.0) == 0
-        found, told = capsys.readouterr()
-        made.append("recall@5" in told)
+        found, output = capsys.readouterr()
+        made.append("recall@5" in output)
         expected = expected or found
         assert found == expected, attempt
     assert made == [True, False]
-    # More classes than it was tuned for, or more of them found.
+    # A larger k or recall than it was tuned for builds the index again.
     assert run("predict", out, asked, "--index", "--recall", 1.0, "--top", 7) == 0
     assert "recall@7" in capsys.readouterr().err
     content = tasks.open_model(out)
@@ -243,14 +243,14 @@ def test_estimated_probabilities_carry_an_error(copied, tmp_path, capsys):
     assert run("predict", out, asked, "--json", "--index", "--probabilities", "estimated", "--draws", 6) == 0
     found = objects(capsys)
     assert all(math.isfinite(each["log_error"]) and each["log_error"] >= 0 for each in found)
-    # So few classes are all summed as they are.
+    # With so few classes all are summed exactly.
     for one, other in zip(found, exact, strict=True):
         assert one["probabilities"][0] == pytest.approx(other["probabilities"][0], rel=0.05)
     assert run("predict", out, asked, "--index", "--probabilities", "estimated") == 0
     assert all(len(row) == 1 + 2 * 5 for row in answers(capsys))
 
 
-def test_one_question_is_too_few_to_tune_an_index_on(copied, tmp_path, capsys):
+def test_one_example_is_too_few_to_tune_an_index_on(copied, tmp_path, capsys):
     pytest.importorskip("faiss")
     out, asked = copied("text"), ask(tmp_path, "w00\n")
     assert run("predict", out, asked, "--index") == 2
@@ -259,8 +259,8 @@ def test_one_question_is_too_few_to_tune_an_index_on(copied, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("ignored", [False, True])
-def test_who_waits_for_lines_can_be_ended(trained, ignored):
-    """In the background of a script Ctrl-C is ignored; that must not keep a scheduler from ending it."""
+def test_sigterm_ends_a_command_that_waits_for_lines(trained, ignored):
+    """In the background of a script Ctrl-C is ignored, but SIGTERM must still end the command."""
     _, out, _ = trained("text")
     handler = signal.SIG_IGN if ignored else signal.SIG_DFL
     command = [sys.executable, "-m", "manyclass", "predict", str(out), "-"]
@@ -276,7 +276,7 @@ def test_who_waits_for_lines_can_be_ended(trained, ignored):
         assert process.stderr.read().strip() == "manyclass: interrupted"
 
 
-def test_a_reader_that_has_enough_ends_it_quietly(trained, tmp_path):
+def test_a_closed_pipe_ends_predict_quietly(trained, tmp_path):
     _, out, _ = trained("text")
     asked = ask(tmp_path, "w00\n" * 20_000)
     command = [sys.executable, "-m", "manyclass", "predict", str(out), str(asked)]
@@ -288,7 +288,7 @@ def test_a_reader_that_has_enough_ends_it_quietly(trained, tmp_path):
 
 
 def test_data_without_labels_is_enough(trained, tmp_path, capsys):
-    """The same rows, labelled or not, have the same answers."""
+    """The same rows get the same predictions with labels or without."""
     _, out, _ = trained("features")
     rows = (trained("features")[2]).read_text().splitlines()[:5]
     assert run("predict", out, ask(tmp_path, "\n".join(rows) + "\n", "labelled.svm")) == 0
@@ -336,20 +336,20 @@ def test_the_standard_input_is_of_the_format_that_the_model_knows(animals, tmp_p
     assert error.endswith("standard input\n")
 
 
-def test_items_and_users_that_are_left_out_are_told(trained, tmp_path, capsys):
+def test_items_and_users_that_are_left_out_are_reported(trained, tmp_path, capsys):
     _, out, _ = trained("sequences")
     asked = ask(tmp_path, "ann w00\nghost nosuch\nben nosuch\nben w03\n")
     assert run("predict", out, asked, "--json") == 0
-    told = capsys.readouterr()
-    assert [json.loads(line)["example"] for line in told.out.splitlines()] == ["ann", "ben"]
+    output = capsys.readouterr()
+    assert [json.loads(line)["example"] for line in output.out.splitlines()] == ["ann", "ben"]
     said = "left out: 2 lines of items that the model does not know, and 1 users without other items"
-    assert told.err == f"manyclass: {said}\n"
+    assert output.err == f"manyclass: {said}\n"
 
 
-def test_what_was_asked_before_a_fault_is_answered(trained, tmp_path, capsys):
+def test_lines_before_a_faulty_one_are_answered(trained, tmp_path, capsys):
     _, out, _ = trained("triples")
     assert run("predict", out, ask(tmp_path, "w05\tplus 1\nzzz\tplus 1\nw06\tplus 1\n"), "--top", 1) == 2
-    told = capsys.readouterr()
-    assert told.out.startswith("w05 plus 1\t")
-    assert told.out.count("\n") == 1
-    assert "that the model knows, got 'zzz\\tplus 1' in line 2 of" in told.err
+    output = capsys.readouterr()
+    assert output.out.startswith("w05 plus 1\t")
+    assert output.out.count("\n") == 1
+    assert "that the model knows, got 'zzz\\tplus 1' in line 2 of" in output.err

@@ -1,4 +1,4 @@
-"""A sequence read at once, from its last position, or after a scene, is the same sequence."""
+"""A sequence gives the same vectors whole, at its last position, and after a context."""
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ def sequences():
 
 
 @pytest.mark.parametrize("layers", [1, 2])
-def test_the_last_position_and_those_after_a_scene_are_those_of_the_whole(layers):
+def test_the_last_position_and_those_after_a_context_equal_those_of_the_whole(layers):
     model, ids = encoder(layers=layers), sequences()
     whole = model(ids)
     assert whole.shape == (6, 12, 8)
@@ -34,7 +34,7 @@ def test_what_comes_after_the_last_position_does_not_matter():
     assert torch.equal(*found)
 
 
-def test_a_position_knows_what_came_before_it_and_nothing_else():
+def test_a_position_depends_only_on_earlier_ones():
     model, ids = encoder(), sequences()
     changed = ids.clone()
     changed[:, 6] = (ids[:, 6] + 1) % 50
@@ -55,7 +55,7 @@ def test_a_step_at_a_time_gives_the_same():
 def test_dropout_is_for_training_alone():
     model, ids = encoder(layers=2, dropout=0.5), sequences()
     assert not torch.equal(model(ids), model(ids))
-    # Of what comes out, half is nothing.
+    # Dropout zeroes half of the output.
     assert 0.3 < (model(ids) == 0).double().mean() < 0.7
     model.eval()
     assert torch.equal(model(ids), model(ids))

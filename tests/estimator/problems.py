@@ -5,7 +5,7 @@ from scipy.sparse import csr_array
 
 
 def gaussian(num_classes, n, *, features=16, noise=0.7, seed=0):
-    """Rows around a centre for each class, every class among them."""
+    """Return rows around a centre for each class; every class occurs."""
     rng = np.random.default_rng(seed)
     centres = rng.standard_normal((num_classes, features))
     y = np.concatenate([np.arange(num_classes), rng.integers(num_classes, size=n - num_classes)])
@@ -13,7 +13,7 @@ def gaussian(num_classes, n, *, features=16, noise=0.7, seed=0):
 
 
 def words(num_classes, n, *, features, length=8, seed=0):
-    """Sparse rows of unit length, half of whose words are among three that their class has."""
+    """Return sparse rows of unit length; half of their words are among the three of their class."""
     rng = np.random.default_rng(seed)
     own = rng.integers(features, size=(num_classes, 3))
     y = np.concatenate([np.arange(num_classes), rng.integers(num_classes, size=n - num_classes)])

@@ -28,7 +28,7 @@ def same(a, b):
     return all(torch.equal(x, y) for x, y in zip(parameters(a), parameters(b), strict=True))
 
 
-def test_digits_are_told_apart_as_by_logistic_regression():
+def test_digits_are_classified_as_by_logistic_regression():
     X, y = load_digits(return_X_y=True)
     train_X, test_X, train_y, test_y = train_test_split(X, y, random_state=0)
     scaler = StandardScaler().fit(train_X)
@@ -87,7 +87,7 @@ def test_every_optimiser_learns(optimizer):
     assert ManyClassClassifier(optimizer=optimizer, k=20, random_state=0).fit(X, y).score(X, y) > 0.8
 
 
-def test_where_there_are_no_more_classes_than_would_be_drawn_all_are_scored():
+def test_all_classes_are_scored_if_there_are_at_most_k():
     X, y = gaussian(30, 200)
     for options in ({}, {"k": 30}, {"k": 30, "sampler": "importance"}, {"k": "auto", "sampler": "clustered"}):
         model = ManyClassClassifier(**options, max_epochs=1).fit(X, y)
@@ -103,7 +103,7 @@ def test_k_may_follow_the_error():
     assert isinstance(model._learner.head.sampler, samplers.Budget)
 
 
-def test_a_sampler_and_an_objective_of_ones_own_are_used_and_left_as_they_were():
+def test_custom_samplers_and_objectives_are_used_and_not_changed():
     X, y = gaussian(30, 200)
     objective = objectives.NoiseContrastive(learn=True)
     model = ManyClassClassifier(
@@ -128,7 +128,7 @@ def test_the_same_random_state_gives_the_same_model_and_leaves_torch_alone():
     assert not same(first, ManyClassClassifier(**options, random_state=2).fit(X, y))
     again = ManyClassClassifier(**options, random_state=np.random.RandomState(1))
     assert same(first, again.fit(X, y))
-    # A RandomState goes on, as everywhere in scikit-learn.
+    # A RandomState advances, as in other scikit-learn estimators.
     assert not same(first, again.fit(X, y))
 
 
@@ -148,7 +148,7 @@ def test_early_stopping_keeps_the_model_of_the_best_held_out_likelihood():
     held_out = [record.held_out_loss for record in model.history_ if record.held_out_loss is not None]
     best = int(np.argmin(held_out))
     assert model.n_iter_ == len(held_out) == best + 1 + 3 < 200
-    # As many epochs as the best had, with nothing to restore, end at the same place.
+    # Training for the epochs of the best model, without restoring, gives the same model.
     stopped_there = ManyClassClassifier(**options, max_epochs=best + 1, n_iter_no_change=300).fit(X, y)
     assert same(model, stopped_there)
 
@@ -171,7 +171,7 @@ def test_the_scale_of_weights_does_not_matter_and_their_ratio_does():
     assert model.predict_proba(X)[:, 1].mean() > plain.predict_proba(X)[:, 1].mean() + 0.1
 
 
-def test_history_tells_how_it_went():
+def test_history_holds_the_records():
     X, y = gaussian(20, 600)
     model = ManyClassClassifier(batch_size=100, max_epochs=4).fit(X, y)
     assert model.n_iter_ == 4
@@ -182,7 +182,7 @@ def test_history_tells_how_it_went():
     assert [record.step for record in model.history_] == [6, 12, 18, 24, 30]
 
 
-def test_few_rows_are_passed_over_more_often():
+def test_few_rows_get_more_epochs():
     X, y = load_iris(return_X_y=True)
     assert ManyClassClassifier().fit(X, y).n_iter_ == 300
     assert ManyClassClassifier(batch_size=20).fit(X, y).n_iter_ == 50
@@ -197,7 +197,7 @@ def test_verbose_shows_progress(capsys):
 
 
 class Interrupting:
-    """The likelihood, and Ctrl-C in one of the steps."""
+    """The likelihood, with Ctrl-C in one of the steps."""
 
     form, keeps_hits, normalised = None, False, False
 
@@ -269,7 +269,7 @@ def test_a_fit_that_fails_keeps_the_model_there_was():
         ({"verbose": "yes"}, TypeError, "`verbose` must be an int, got 'yes'"),
     ],
 )
-def test_a_parameter_that_cannot_be_is_named(options, error, message):
+def test_a_bad_parameter_is_named(options, error, message):
     X, y = gaussian(3, 12)
     model = ManyClassClassifier(**options)
     with pytest.raises(error, match=message):

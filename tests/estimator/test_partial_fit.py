@@ -24,7 +24,7 @@ def test_classes_may_appear_later_and_stay_sorted():
     np.testing.assert_allclose(model.log_prob_of(X, names), np.log(own), rtol=1e-9)
 
 
-def test_what_is_known_of_old_classes_outlives_new_ones():
+def test_optimiser_state_of_old_classes_is_kept():
     X, y = gaussian(20, 600)
     model = ManyClassClassifier(random_state=0).fit(X[y < 10], y[y < 10])
     sums = model._learner.optimizer.state[model._learner.head.weight]["sum"].clone()
@@ -37,10 +37,10 @@ def test_what_is_known_of_old_classes_outlives_new_ones():
 
 
 @pytest.mark.parametrize("sampler", [None, "learned", "systematic", "clustered", "importance", "bernoulli"])
-def test_a_sampler_is_there_for_more_classes_than_would_be_drawn(sampler):
+def test_a_sampler_is_made_once_there_are_more_than_k_classes(sampler):
     X, y = gaussian(40, 800)
     model = ManyClassClassifier(sampler=sampler, k=15, random_state=0)
-    # All of 10 classes are scored; of 30 some are drawn; then the sampler grows.
+    # With 10 classes all are scored; with 30 some are drawn; then the sampler grows.
     for last in (10, 30, 40):
         model.partial_fit(X[y < last], y[y < last])
         assert isinstance(model._learner.head.sampler, samplers.Exhaustive) == (last == 10)
@@ -51,7 +51,7 @@ def test_a_sampler_is_there_for_more_classes_than_would_be_drawn(sampler):
     assert model._learner.counts.raw.sum() == sum(np.sum(y < last) for last in (10, 30, 40)) + 20 * 800
 
 
-def test_a_sampler_of_ones_own_is_made_anew():
+def test_a_custom_sampler_is_made_again():
     X, y = gaussian(40, 800)
     model = ManyClassClassifier(sampler=lambda counts, k: samplers.Systematic(counts.weights(0.5), k), k=15)
     model.partial_fit(X[y < 20], y[y < 20]).partial_fit(X, y)
@@ -85,7 +85,7 @@ def test_classes_may_be_named_before_they_occur():
     assert model.log_prob_of(X[:1], [7]) < model.log_prob_of(X[:1], [y[0]])
 
 
-def test_one_class_is_enough_to_begin_with():
+def test_one_class_is_enough_to_start_with():
     X, y = gaussian(3, 60)
     model = ManyClassClassifier(random_state=0).partial_fit(X[y == 1], y[y == 1])
     assert set(model.predict(X)) == {1}

@@ -52,7 +52,7 @@ def test_all_that_is_predicted_agrees(fruit):
     assert model.classes_.tolist() == sorted(NAMES)
 
 
-def test_rows_come_in_blocks_that_change_nothing(fruit, monkeypatch):
+def test_predictions_do_not_depend_on_the_block_size(fruit, monkeypatch):
     model, X, y = fruit
     whole = model.predict_proba(X), model.predict_top(X, 2)[1], model.log_prob_of(X, y)
     monkeypatch.setattr(_learner, "ROWS", 7)
@@ -99,7 +99,7 @@ def test_what_fits_depends_on_the_memory_that_is_free(monkeypatch):
         _memory.check_fits((1 << 11) + 1, 1 << 20)
 
 
-def test_the_memory_that_is_free_is_some():
+def test_free_memory_is_known_here():
     assert _memory.available() > 1 << 20
 
 
@@ -137,7 +137,7 @@ def test_rows_that_do_not_fit_are_refused(fruit):
 @pytest.mark.parametrize("options", [{}, {"k": 30, "hidden_layers": (8,)}, {"k": 30, "sampler": "clustered"}])
 def test_a_copy_predicts_and_goes_on_as_the_model_does(how, options):
     X, y = words(120, 2000, features=3000)
-    # Enough steps for a sampler to be building something beside them.
+    # These are enough steps for a background rebuild of the sampler.
     model = ManyClassClassifier(**options, rank=8, batch_size=32, max_epochs=4, random_state=0).fit(X, y)
     twin = pickle.loads(pickle.dumps(model)) if how == "pickle" else copy.deepcopy(model)
     np.testing.assert_array_equal(twin.predict_proba(X[:50]), model.predict_proba(X[:50]))
@@ -188,7 +188,7 @@ def test_fits_on_threads_do_not_meet():
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the system does not say what a process takes")
 def test_a_sparse_matrix_is_never_made_dense():
-    """In a fresh process, whose peak is this fit's. The dense matrix would take 4 GB."""
+    """A new process measures the peak memory of this fit; the dense matrix would take 4 GB."""
     script = """
 from pathlib import Path
 from manyclass.estimator import ManyClassClassifier
@@ -209,7 +209,7 @@ model.log_prob_of(X, y)
 print(held("VmHWM") - before)
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    # Parameters and their optimiser's state are 13 MB, and as much again while they are built.
+    # Parameters and optimiser state take 13 MB, and twice that while they are built.
     assert 13e6 < int(done.stdout) < 200e6
 
 

@@ -6,7 +6,7 @@ from tests.training.conftest import one_thread as one_thread
 
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory):
-    """A function from a kind to what `tasks.fit` gave of it, its folder and its data, trained once."""
+    """Return a function from a kind to the result of `tasks.fit`, its folder and its data; it trains once."""
     kept = {}
 
     def of(kind):

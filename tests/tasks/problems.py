@@ -1,4 +1,4 @@
-"""Small data of each kind, as files, whose classes follow from what stands before them, and how to train on it fast."""
+"""Small data files of each kind with learnable classes, and settings that train on them fast."""
 
 import random
 from pathlib import Path
@@ -9,7 +9,7 @@ from manyclass import tasks
 from manyclass.training import Callback
 
 KINDS = ("features", "text", "sequences", "triples")
-CLASSES = 24  # of each kind, but for the end of a line of text
+CLASSES = 24  # of each kind; text has the end of a line too
 SETTINGS = {
     "features": tasks.Settings(epochs=4, batch_size=16, k=8),
     "text": tasks.Settings(
@@ -35,7 +35,7 @@ def words():
 
 
 def walk(length, rng):
-    """Words of which each mostly says which the next one is."""
+    """Return words of which each mostly determines the next."""
     at = int(CLASSES * rng.random() ** 2)
     found = []
     for _ in range(length):
@@ -45,13 +45,13 @@ def walk(length, rng):
 
 
 def write_features(folder, *, name="rows.svm", rows=240, seed=0):
-    """Rows whose first feature is the class, mostly; frequent classes and rare ones."""
+    """Write rows whose first feature mostly is the class; some classes are frequent, some rare."""
     rng = random.Random(seed)
     lines = []
     for _ in range(rows):
         label = int(CLASSES * rng.random() ** 2)
-        told = label if rng.random() < 0.9 else rng.randrange(CLASSES)
-        lines.append(f"{words()[label]} {told + 1}:1 {CLASSES + 1 + rng.randrange(8)}:{rng.random():.3f}")
+        shown = label if rng.random() < 0.9 else rng.randrange(CLASSES)
+        lines.append(f"{words()[label]} {shown + 1}:1 {CLASSES + 1 + rng.randrange(8)}:{rng.random():.3f}")
     path = folder / name
     path.write_text("\n".join(lines) + "\n")
     return path
@@ -82,7 +82,7 @@ def write_sequences(folder, *, name="views.tsv", users=60, seed=0):
 
 
 def write_triples(folder, *, name="graph", seed=0):
-    """Relations that are sums: i + n is the tail of i."""
+    """Write triples whose relations are sums: i + n is the tail of i."""
     rng = random.Random(seed)
     entities = words()
     every = [(entities[i], f"plus {n}", entities[(i + n) % CLASSES]) for i in range(CLASSES) for n in range(1, 6)]
@@ -103,12 +103,12 @@ WRITERS = {
 
 
 def to_evaluate(kind, data):
-    """What a model of the data can be evaluated on: of sequences and triples, parts that were not trained on."""
+    """Return data to evaluate a model on; for sequences and triples, the file that has a test part."""
     return {"features": data.parent / "more.svm", "text": data / "valid.txt"}.get(kind, data)
 
 
 def fit(kind, folder, *, data=None, settings=None, options=None, **source):
-    """A training of a kind in a folder of its own, of data that is written for it unless it is given."""
+    """Train on data of a kind in a new folder; the data is written unless it is given."""
     data = WRITERS[kind](folder) if data is None else data
     settings = SETTINGS[kind] if settings is None else settings
     out = folder / "model"
@@ -117,7 +117,7 @@ def fit(kind, folder, *, data=None, settings=None, options=None, **source):
 
 
 class Interrupts(Callback):
-    """Ctrl-C after a step."""
+    """A callback that raises KeyboardInterrupt after a step."""
 
     def __init__(self, step):
         self.step = step
@@ -132,7 +132,7 @@ def files(folder):
 
 
 def same_state(one, other):
-    """Whether two models have the same tensors, bit for bit."""
+    """Return True if two models have the same tensors, bit for bit."""
     first, second = one.state_dict(), other.state_dict()
     tensors = {name: value for name, value in first.items() if isinstance(value, torch.Tensor)}
     return set(first) == set(second) and all(torch.equal(value, second[name]) for name, value in tensors.items())

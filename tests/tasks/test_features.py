@@ -1,4 +1,4 @@
-"""Rows of features: several labels of a row, labels that a model does not know, and what is held out."""
+"""Rows of features: several labels per row, unknown labels, and held-out rows."""
 
 from dataclasses import replace
 
@@ -45,7 +45,7 @@ def test_labels_of_a_row_are_an_example_each_of_weight_one_together(tmp_path):
 
 
 def test_labels_of_a_row_are_no_negatives_of_each_other(tmp_path):
-    """Were they, the best that could be is a loss of log 2; with the other excluded it goes to 0."""
+    """If they were, the loss could not fall below log 2; with the other label excluded it goes to 0."""
     settings = replace(SETTINGS["features"], epochs=30, learning_rate=1.0)
     done, out = fit("features", tmp_path, data=two_labels(tmp_path), settings=settings)
     assert done.measured.loss < 0.1
@@ -57,7 +57,7 @@ def test_labels_of_a_row_are_no_negatives_of_each_other(tmp_path):
     assert measured.loss < 0.1
 
 
-def test_rows_of_labels_that_are_not_known_are_left_out_and_counted(trained, tmp_path):
+def test_rows_of_unknown_labels_are_left_out_and_counted(trained, tmp_path):
     done, _, _ = trained("features")
     data = write(tmp_path, "w00 1:1\nunicorn 2:1\nw01,unicorn 3:1\n 4:1\nw02,w03 5:1\n")
     batches, _ = KIND.evaluation_batches(done.model.spec, tasks.Source(data))
@@ -66,11 +66,11 @@ def test_rows_of_labels_that_are_not_known_are_left_out_and_counted(trained, tmp
     assert (batches.rows, batches.unknown) == (5, 3)
     targets = [done.model.names[c] for _, target, _ in batches for c in target.tolist()]
     assert targets == ["w00", "w02", "w03"]
-    # Read a second time, they are not counted twice.
+    # A second pass does not count them twice.
     assert (batches.rows, batches.unknown) == (5, 3)
 
 
-def test_none_but_unknown_labels_is_an_error(trained, tmp_path):
+def test_only_unknown_labels_are_an_error(trained, tmp_path):
     done, _, _ = trained("features")
     batches, _ = KIND.evaluation_batches(done.model.spec, tasks.Source(write(tmp_path, "unicorn 1:1\n")))
     with pytest.raises(UserError, match="`data` must hold examples of classes that the model knows, got none"):
@@ -101,7 +101,7 @@ def test_a_file_may_be_held_out(tmp_path):
     names = [task.spec.names[c] for _, target, _ in task.held_out(None) for c in target.tolist()]
     assert names == ["c1", "c3", "c2"]
     assert task.summary[1] == "held.svm: 3 rows held out, 1 left out for labels that are not trained on"
-    # All of the other file is trained on, and no class is made of what is held out.
+    # All rows of the other file are trained on, and held-out labels add no class.
     assert task.spec.counts.tolist() == [1] * 8
 
 
@@ -117,7 +117,7 @@ def test_rows_without_labels_are_neither_trained_on_nor_held_out(tmp_path):
     assert sum(len(target) for _, target, _ in task.train) + sum(len(t) for _, t, _ in task.held_out(None)) == 4
 
 
-def test_a_part_of_what_is_held_out_is_from_everywhere(tmp_path):
+def test_a_part_of_the_held_out_rows_is_evenly_spaced(tmp_path):
     data = problems.write_features(tmp_path, rows=2000)
     task = read(tmp_path, data)
     every = torch.cat([target for _, target, _ in task.held_out(None)])
@@ -170,6 +170,6 @@ def test_words_of_a_table_say_what_it_is(tmp_path):
     assert [answer.names for answer in answers] == [("duck",), ("dog",)]
 
 
-def test_names_of_a_plan_are_those_of_the_file_in_its_order(tmp_path):
+def test_names_of_a_spec_are_in_the_order_of_the_file(tmp_path):
     task = read(tmp_path, write(tmp_path, "b 1:1\na 2:1\nb 3:1\nc 1:1\n"))
     assert list(task.spec.names) == list(Names(["b", "a", "c"]))

@@ -1,4 +1,4 @@
-"""From a file to a model in a folder, and what is refused on the way."""
+"""Training from a file to a model in a folder, and the errors on the way."""
 
 import csv
 import math
@@ -15,7 +15,7 @@ from tests.tasks.problems import KINDS, SETTINGS, files, fit
 
 
 def frequency_loss(model, targets):
-    """The loss of who knows how frequent classes are and nothing else."""
+    """Return the loss of predicting class frequencies."""
     frequency = model.spec.counts.clamp(min=1)
     return -(frequency / frequency.sum()).log()[targets].mean().item()
 
@@ -47,14 +47,14 @@ def test_the_folder_holds_models_and_a_log_and_no_data(trained, kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_model_kept_is_the_best_by_what_the_kind_is_judged_by(trained, kind):
+def test_the_model_kept_is_the_best_by_the_criterion_of_the_task(trained, kind):
     done, _, _ = trained(kind)
     by = tasks.TASKS[kind].best_by
     evaluated = [record for record in done.history.records if record.held_out_loss is not None]
     costs = [record.held_out_loss if by == "loss" else -record.metrics[by] for record in evaluated]
     assert done.history.best_step == evaluated[costs.index(min(costs))].step
     best = evaluated[costs.index(min(costs))]
-    # So little is held out that evaluations while it trained were of all of it.
+    # Few examples are held out, so evaluations during the training used all of them.
     assert done.measured.loss == pytest.approx(best.held_out_loss)
     assert done.measured.metrics == pytest.approx(dict(best.metrics))
 
@@ -72,7 +72,7 @@ def test_a_model_that_is_opened_is_the_one_that_was_measured(trained, kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_rates_fall_to_nothing_where_they_are_to(trained, kind):
+def test_learning_rates_decay_to_zero_where_wanted(trained, kind):
     model = trained(kind)[0].model
     optimizers = make_optimizers(model)
     rates = [group["lr"] for optimizer in optimizers for group in optimizer.param_groups]
@@ -105,8 +105,8 @@ def test_a_folder_with_a_model_is_refused(trained, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["data", "log.csv", "notes.txt"])
-def test_a_folder_of_somebody_else_is_refused_and_left_alone(tmp_path, name):
-    # Were the folder that data is spooled into called data, it would go when the training ends.
+def test_a_foreign_folder_is_refused_and_left_alone(tmp_path, name):
+    # If the spool folder were called data, the user's folder would be removed at the end.
     data = problems.write_features(tmp_path, name=name if "." in name else "rows.svm")
     if name == "data":
         (tmp_path / "data").mkdir()
@@ -118,7 +118,7 @@ def test_a_folder_of_somebody_else_is_refused_and_left_alone(tmp_path, name):
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_what_a_killed_reader_left_is_in_nobody_s_way(tmp_path):
+def test_leftovers_of_a_killed_reader_are_overwritten(tmp_path):
     (tmp_path / "model" / ".manyclass-data").mkdir(parents=True)
     (tmp_path / "model" / ".manyclass-data" / "half").write_text("?")
     (tmp_path / "model" / "fit.json.tmp-1").touch()
@@ -149,7 +149,7 @@ def test_data_that_cannot_be_read_leaves_an_empty_folder(tmp_path):
         ("triples", "a\tr\tb\nb\tr\ta\n", None),
     ],
 )
-def test_too_little_data_is_said_to_be_so_and_a_little_is_enough(tmp_path, kind, content, message):
+def test_too_little_data_is_refused_and_a_little_is_enough(tmp_path, kind, content, message):
     data = tmp_path / "data.txt"
     data.write_text(content)
     settings = replace(SETTINGS[kind], epochs=1)
@@ -170,7 +170,7 @@ def test_too_little_data_is_said_to_be_so_and_a_little_is_enough(tmp_path, kind,
     ],
 )
 def test_a_model_that_cannot_be_built_leaves_no_training_behind(tmp_path, monkeypatch, kind, options, message):
-    monkeypatch.setattr("manyclass.defaults.K", 8)  # there are fewer classes than are drawn without being told
+    monkeypatch.setattr("manyclass.defaults.K", 8)  # The default k is above the number of classes.
     with pytest.raises(UserError, match=message):
         fit(kind, tmp_path, settings=replace(SETTINGS[kind], **options))
     assert files(tmp_path / "model") == []

@@ -1,4 +1,4 @@
-"""What a model is measured at, against slow loops over all classes."""
+"""The evaluation of a model against slow loops over all classes."""
 
 import math
 from types import SimpleNamespace
@@ -16,7 +16,7 @@ from manyclass.training import Batch, evaluate
 from tests.tasks.problems import KINDS, to_evaluate
 
 C, D = 40, 6
-# Some were never trained on, some once, and so on to a thousand: all bands from 0 to 1,000.
+# Training counts from 0 to 1,000, so that all bands occur.
 COUNTS = torch.tensor([0.0, 1.0, 9.0, 10.0, 99.0, 100.0, 999.0, 1000.0] * 5, dtype=torch.float64)
 
 
@@ -44,7 +44,7 @@ def batches(*, n=3, excluded=0, weighted=False, several=False):
 
 
 def slow(made, items):
-    """Class, weight, loss and rank of each example that counts."""
+    """Return class, weight, loss and rank of each example that counts."""
     weight, bias = made.head.weight.tolist(), made.head.bias.tolist()
     found = []
     for hidden, target, extras in items:
@@ -143,8 +143,8 @@ def test_the_worst_rank_is_never_good(name):
     assert METRICS[name](torch.tensor([1e9], dtype=torch.float64)).item() < 1e-8
 
 
-def test_who_shares_the_first_place_is_no_hit():
-    # Ranks of ties are their mean: a model that cannot tell classes apart is not right about any of them.
+def test_a_tie_for_the_first_place_is_no_hit():
+    # Tied classes share their mean rank, so a constant model is never right.
     assert METRICS["accuracy"](torch.tensor([1.0, 1.5])).tolist() == [True, False]
 
 
@@ -179,14 +179,14 @@ def test_the_mode_of_a_model_stays_and_dropout_does_not_count():
     assert first == tasks.measure(made, batches())
 
 
-def test_nothing_to_measure_is_said_to_be_so():
+def test_an_evaluation_without_examples_is_refused():
     with pytest.raises(UserError, match="`data` must hold examples of classes that the model knows, got none"):
         tasks.measure(model("features"), [(torch.zeros(2, D).double(), torch.tensor([-100, -100]))])
 
 
-def test_what_is_written_is_what_was_measured():
+def test_the_json_holds_the_measurement():
     measured = tasks.measure(model("triples"), batches())
-    told = measured.to_json()
-    assert told["MRR"] == measured.metrics["MRR"]
-    assert told["perplexity"] == measured.perplexity
-    assert [band["count"] for band in told["by_frequency"]] == [band.name for band in measured.bands]
+    output = measured.to_json()
+    assert output["MRR"] == measured.metrics["MRR"]
+    assert output["perplexity"] == measured.perplexity
+    assert [band["count"] for band in output["by_frequency"]] == [band.name for band in measured.bands]

@@ -1,4 +1,4 @@
-"""A model in a folder, and what is no model."""
+"""Models in a folder, and content that is no model."""
 
 from dataclasses import replace
 
@@ -12,7 +12,7 @@ from tests.tasks.problems import KINDS
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_is_kept_is_all_that_answers_need(trained, tmp_path, kind):
+def test_the_content_is_all_that_predictions_need(trained, tmp_path, kind):
     done, _, _ = trained(kind)
     storage.save(tmp_path / "best.safetensors", done.model.content(), content_type="model")
     opened = tasks.open_model(tmp_path)
@@ -64,7 +64,7 @@ def test_the_best_is_opened_and_else_the_newest(trained, tmp_path):
         lambda content: content.clear(),
     ],
 )
-def test_what_is_no_model_is_refused_in_one_line(trained, tmp_path, change):
+def test_content_that_is_no_model_is_refused_in_one_line(trained, tmp_path, change):
     done, _, _ = trained("features")
     content = done.model.content()
     change(content)

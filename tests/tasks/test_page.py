@@ -1,4 +1,4 @@
-"""A training as a page: what stands on it, not how it looks."""
+"""The content of the report of a training."""
 
 import pytest
 
@@ -33,16 +33,16 @@ def test_all_sections_are_there(trained, kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_came_out_is_what_was_measured(trained, kind):
+def test_the_result_is_the_measurement(trained, kind):
     done, page = report(trained, kind)
     (table,) = section(page, "Result")
-    told = dict(table.rows)
-    assert told["held-out loss, exact"] == f"{done.measured.loss:.4f}"
-    assert told["perplexity"] == f"{done.measured.perplexity:,.2f}"
+    output = dict(table.rows)
+    assert output["held-out loss, exact"] == f"{done.measured.loss:.4f}"
+    assert output["perplexity"] == f"{done.measured.perplexity:,.2f}"
     for name, value in done.measured.metrics.items():
-        assert told[name] == f"{value:.4f}"
-    assert told["best at step"] == f"{done.history.best_step:,}"
-    assert told["classes"] == str(len(done.model.names))
+        assert output[name] == f"{value:.4f}"
+    assert output["best at step"] == f"{done.history.best_step:,}"
+    assert output["classes"] == str(len(done.model.names))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -67,11 +67,11 @@ def test_rare_and_frequent_classes_have_a_row_each_band(trained, kind):
     assert isinstance(figure, Figure)
     assert [row[0] for row in table.rows] == [band.name for band in done.measured.bands]
     assert [row[2] for row in table.rows] == [f"{band.loss:.3f}" for band in done.measured.bands]
-    # On a logarithmic axis 0 has no place.
+    # A logarithmic axis has no 0.
     assert all(x > 0 for panel in figure.panels for curve in panel.curves for x in curve.x)
 
 
-def test_the_time_is_all_of_it(trained):
+def test_the_time_by_phase_is_complete(trained):
     done, page = report(trained, "text")
     (table,) = section(page, "Time by phase")
     assert isinstance(table, ReportTable)
@@ -91,10 +91,10 @@ def test_the_error_is_that_of_the_probes_where_there_were_any(trained, tmp_path)
     assert len(probed) >= 4
 
 
-def test_notes_tell_settings_and_limits(trained):
+def test_notes_list_settings_and_limits(trained):
     done, page = report(trained, "text")
-    told = " ".join(page.notes)
-    assert "stopped by epochs" in told
-    assert f"{done.history.progress.step:,} steps" in told
-    assert "dim 16" in told
-    assert "None" not in told
+    output = " ".join(page.notes)
+    assert "stopped by epochs" in output
+    assert f"{done.history.progress.step:,} steps" in output
+    assert "dim 16" in output
+    assert "None" not in output

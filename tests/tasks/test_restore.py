@@ -1,4 +1,4 @@
-"""A checkpoint whose digest is right, but which is none of the training, is refused before anything is changed."""
+"""A checkpoint with a valid digest but of another training is refused before anything is changed."""
 
 import copy
 
@@ -14,7 +14,7 @@ OPTIONS = tasks.RunOptions(probe_every=0, checkpoint_every=1000)
 
 @pytest.fixture(scope="module")
 def stopped(tmp_path_factory):
-    """A training that Ctrl-C ended, and its newest checkpoint."""
+    """Return the folder of an interrupted training, and its newest checkpoint."""
     options = tasks.RunOptions(probe_every=0, checkpoint_every=1000, callbacks=[Interrupts(5)])
     _, out = fit("text", tmp_path_factory.mktemp("stopped"), options=options)
     return out, storage.load(out / "newest.safetensors", content_type="checkpoint")

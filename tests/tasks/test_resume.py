@@ -1,4 +1,4 @@
-"""A training that goes on is the one that never stopped."""
+"""A resumed training equals an uninterrupted one."""
 
 import csv
 import json
@@ -20,7 +20,7 @@ SHORT = {kind: replace(SETTINGS[kind], epochs=3) for kind in KINDS}
 
 
 def stopped(kind, folder, step=5, **options):
-    """A training that Ctrl-C ended, and its folder."""
+    """Interrupt a training after a step, and return its folder."""
     run = replace(OPTIONS, callbacks=[Interrupts(step)])
     done, out = fit(kind, folder, **{"settings": SHORT[kind], "options": run, **options})
     assert done.history.stopped == "interrupted"
@@ -30,7 +30,7 @@ def stopped(kind, folder, step=5, **options):
 
 
 def timeless(folder):
-    """The rows of a log but for the seconds."""
+    """Return the rows of a log without the seconds."""
     with (folder / "log.csv").open() as file:
         return [{**row, "seconds": None} for row in csv.DictReader(file)]
 
@@ -90,7 +90,7 @@ def storage_equal(one, other):
     ],
     ids=str,
 )
-def test_so_does_one_of_other_settings(tmp_path, monkeypatch, options):
+def test_an_interrupted_training_of_other_settings_goes_on_bit_for_bit(tmp_path, monkeypatch, options):
     monkeypatch.setattr("manyclass.defaults.K", 8)
     for name in ("one", "other"):
         (tmp_path / name).mkdir()
@@ -124,7 +124,7 @@ def test_a_training_that_was_killed_goes_on_from_its_checkpoint(tmp_path, kind):
     assert timeless(out) == timeless(whole_out)
 
 
-def test_one_that_was_stopped_before_a_checkpoint_starts_from_the_beginning(tmp_path):
+def test_a_training_stopped_before_a_checkpoint_starts_from_the_beginning(tmp_path):
     out = stopped("features", tmp_path)
     for path in out.glob("*.safetensors"):
         path.unlink()
@@ -143,7 +143,7 @@ def test_a_finished_training_is_finished(tmp_path):
     assert ".manyclass-data" not in problems.files(out)
 
 
-def test_it_may_be_given_more_epochs_and_remembers_them(tmp_path):
+def test_a_training_may_be_given_more_epochs_and_keeps_them(tmp_path):
     out = stopped("features", tmp_path)
     more = replace(OPTIONS, callbacks=[Interrupts(40)])
     assert tasks.resume(out, given={"epochs": 5}, options=more).history.stopped == "interrupted"
@@ -214,7 +214,7 @@ def test_data_may_have_moved_and_stays_where_it_is(tmp_path, monkeypatch):
     data = problems.write_features(tmp_path).relative_to(tmp_path)
     out = stopped("features", tmp_path, data=data)
     (tmp_path / "elsewhere").mkdir()
-    # Who resumes may stand in another folder.
+    # A resume may start in another folder.
     monkeypatch.chdir(tmp_path / "elsewhere")
     again = replace(OPTIONS, callbacks=[Interrupts(8)])
     assert tasks.resume(out, options=again).history.progress.step == 8
@@ -226,7 +226,7 @@ def test_data_may_have_moved_and_stays_where_it_is(tmp_path, monkeypatch):
     assert tasks.resume(out, options=OPTIONS).history.stopped == "epochs"
 
 
-def test_it_is_read_as_it_was(tmp_path):
+def test_data_is_read_as_before(tmp_path):
     out = stopped("text", tmp_path, split="words", min_count=2)
     data = tmp_path / "text"
     with pytest.raises(UserError, match=r"`--min-count` must be left out, or what it was .*, got 3"):
@@ -238,7 +238,7 @@ def test_it_is_read_as_it_was(tmp_path):
     )
 
 
-def test_settings_that_were_damaged_are_not_gone_on_with(tmp_path):
+def test_damaged_settings_are_refused(tmp_path):
     out = stopped("features", tmp_path)
     manifest = json.loads((out / "fit.json").read_text())
     manifest["settings"]["learning_rate"] = 0.3
@@ -297,7 +297,7 @@ def test_a_folder_without_a_training_is_refused(tmp_path):
 @pytest.mark.parametrize("kind", ["text", "sequences"])
 @pytest.mark.parametrize(("first", "then"), [({"epochs": 3}, {"seconds": 0.2}), ({"seconds": 0.2}, {"epochs": 1})])
 def test_a_limit_may_become_one_of_the_other_kind(tmp_path, kind, first, then):
-    """Rates fall over epochs; over seconds they do not."""
+    """Learning rates decay over epochs, but not over seconds."""
     settings = replace(SETTINGS[kind], **{"epochs": None, **first})
     out = stopped(kind, tmp_path, step=2, settings=settings)
     done = tasks.resume(out, given=then, options=OPTIONS)
@@ -305,8 +305,8 @@ def test_a_limit_may_become_one_of_the_other_kind(tmp_path, kind, first, then):
     assert done.measured is not None
 
 
-def test_a_negative_loss_is_gone_on_from(tmp_path):
-    """That of importance sampling without the target's own term may be."""
+def test_a_training_with_a_negative_loss_is_resumed(tmp_path):
+    """The loss of plain importance sampling may be negative."""
     settings = replace(SHORT["features"], objective="plain_importance", sampler="importance")
     out = stopped("features", tmp_path, settings=settings)
     state = storage.load(out / "newest.safetensors", content_type="checkpoint")
@@ -315,7 +315,7 @@ def test_a_negative_loss_is_gone_on_from(tmp_path):
     assert tasks.resume(out, options=OPTIONS).history.stopped == "epochs"
 
 
-def test_a_training_goes_on_where_it_was(tmp_path):
+def test_a_training_is_resumed_on_its_device(tmp_path):
     out = stopped("features", tmp_path)
     manifest = json.loads((out / "fit.json").read_text())
     assert manifest["options"]["device"] == "cpu"
@@ -328,7 +328,7 @@ def test_a_training_goes_on_where_it_was(tmp_path):
         tasks.resume(out, options=replace(OPTIONS, device="cpu"))
 
 
-def test_a_folder_that_cannot_be_written_to_is_told_before_the_training(tmp_path, monkeypatch):
+def test_a_read_only_folder_is_refused_before_the_training(tmp_path, monkeypatch):
     out = stopped("features", tmp_path)
 
     def refuses(path, content):
@@ -336,7 +336,7 @@ def test_a_folder_that_cannot_be_written_to_is_told_before_the_training(tmp_path
 
     # The function of the same name hides the module.
     monkeypatch.setattr(sys.modules["manyclass.tasks.fit"], "write_json", refuses)
-    told = Interrupts(0)
-    told.on_step = lambda training: pytest.fail("it trained")
+    output = Interrupts(0)
+    output.on_step = lambda training: pytest.fail("it trained")
     with pytest.raises(UserError, match="Read-only file system"):
-        tasks.resume(out, options=replace(OPTIONS, callbacks=[told]))
+        tasks.resume(out, options=replace(OPTIONS, callbacks=[output]))

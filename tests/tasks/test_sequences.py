@@ -1,18 +1,18 @@
-"""The last item of each user, among all items."""
+"""Sequences: the last item of each user is ranked among all items."""
 
 import pytest
 import torch
 
 from manyclass import tasks
 from manyclass.errors import UserError
-from manyclass.tasks.sequences import Last
+from manyclass.tasks.sequences import LastItems
 from tests.tasks.problems import SETTINGS, write_sequences
 
 KIND = tasks.TASKS["sequences"]
 
 
 def lines(path):
-    """The items of each user, by a loop over the file."""
+    """Return the items of each user, by a loop over the file."""
     found = {}
     for line in path.read_text().splitlines():
         user, item = line.split("\t")
@@ -31,7 +31,7 @@ def test_the_last_item_of_each_user_is_ranked_among_all(trained):
         for items in lines(data).values():
             ids = [model.names.ids(item) for item in items]
             scores = model.head.weight @ model.encoder(torch.tensor([ids[:-1]]))[0, -1] + model.head.bias
-            # Items that the user has are ranked too: who watches something again is no rarity.
+            # Items that the user already has are ranked too, because users repeat items.
             rank = 1 + (scores > scores[ids[-1]]).sum().item()
             hits.append(rank <= 10)
             gains.append(1 / torch.tensor(1.0 + rank).log2().item() if rank <= 10 else 0.0)
@@ -42,7 +42,7 @@ def test_the_last_item_of_each_user_is_ranked_among_all(trained):
     assert measured.loss == pytest.approx(sum(losses) / 60, rel=1e-5)
 
 
-def test_what_is_evaluated_was_neither_trained_on_nor_chosen_by(tmp_path):
+def test_test_items_are_neither_trained_on_nor_used_for_selection(tmp_path):
     data = write_sequences(tmp_path)
     task = KIND.read(tasks.Source(data), SETTINGS["sequences"].over(KIND.defaults), tmp_path / "none")
     items, names = lines(data), task.spec.names
@@ -62,27 +62,27 @@ def test_only_as_much_of_the_past_is_read_as_was_trained_on(trained, tmp_path):
     assert inputs["last"].tolist() == [11]
 
 
-def test_a_limit_is_of_users_from_everywhere(tmp_path):
+def test_a_limit_takes_users_evenly_spaced(tmp_path):
     data = write_sequences(tmp_path, users=1200)
     task = KIND.read(tasks.Source(data), SETTINGS["sequences"].over(KIND.defaults), tmp_path / "none")
     sizes = {limit: [len(target) for _, target in task.held_out(limit)] for limit in (None, 10, 1100, 10_000)}
     assert sizes == {None: [512, 512, 176], 10: [10], 1100: [512, 88], 10_000: [512, 512, 176]}
     assert all(len(task.held_out(limit)) == len(found) for limit, found in sizes.items())
-    assert isinstance(task.held_out(None), Last)
+    assert isinstance(task.held_out(None), LastItems)
 
 
-def test_items_that_are_not_known_are_left_out_and_said(trained, tmp_path):
+def test_unknown_items_are_left_out_and_reported(trained, tmp_path):
     done, _, _ = trained("sequences")
     path = tmp_path / "new.tsv"
     path.write_text("u\tw00\nu\tunicorn\nu\tw01\nv\thorse\nu\tw02\nu\tw03\n")
     batches, about = KIND.evaluation_batches(done.model.spec, tasks.Source(path))
     assert about[0] == "new.tsv: the last item of 1 users, ranked among all 24"
-    told = "left out: 2 lines of items that the model does not know, and 1 users whose last line is one"
-    assert about[1] == told
+    expected = "left out: 2 lines of items that the model does not know, and 1 users whose last line is one"
+    assert about[1] == expected
     ((inputs, target),) = batches
     assert [done.model.names[i] for i in inputs["ids"][0].tolist()] == ["w00", "w01", "w02"]
     assert target.tolist() == [done.model.names.ids("w03")]
-    # What comes last is asked for, or nothing.
+    # A user whose last item is unknown is left out.
     path.write_text("u\tw00\nu\tw01\nu\tw02\nu\tunicorn\nv\tw05\nv\tunicorn\nv\tw06\nv\tw07\n")
     ((inputs, target),) = KIND.evaluation_batches(done.model.spec, tasks.Source(path))[0]
     assert [[done.model.names[i] for i in row] for row in inputs["ids"].tolist()] == [["w05", "w06"]]
@@ -94,12 +94,12 @@ def test_items_that_are_not_known_are_left_out_and_said(trained, tmp_path):
         KIND.evaluation_batches(done.model.spec, tasks.Source(path))
 
 
-def test_every_user_is_asked_for_and_what_he_has_is_left_out(trained, tmp_path):
+def test_every_user_gets_a_prediction_without_items_already_seen(trained, tmp_path):
     done, _, _ = trained("sequences")
     path = tmp_path / "new.tsv"
     path.write_text("u\tw00\nv\tw05\nu\tw01\nx\tw09\nu\tw00\n")
     names = done.model.names
-    asked = list(KIND.predict_batches(done.model.spec, tasks.Source(path), size=2))
+    asked = list(KIND.predict_batches(done.model.spec, tasks.Source(path), size=2, seen=True))
     assert [questions.shown for questions in asked] == [["u", "v"], ["x"]]
     assert {names[i] for i in asked[0].seen[0].tolist() if i >= 0} == {"w00", "w01"}
     assert {names[i] for i in asked[0].seen[1].tolist() if i >= 0} == {"w05"}

@@ -36,7 +36,7 @@ EVERY = tasks.Settings(
 
 
 @pytest.mark.parametrize("settings", [tasks.Settings(), EVERY, *SETTINGS.values()])
-def test_a_file_gives_back_what_it_was_given(settings):
+def test_settings_round_trip_through_json(settings):
     assert tasks.Settings.from_json(json.loads(json.dumps(settings.to_json()))) == settings
 
 
@@ -45,7 +45,7 @@ def test_every_setting_was_tried():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_is_said_stands_and_the_rest_is_as_fits_the_kind(kind):
+def test_given_settings_stay_and_the_others_are_the_defaults(kind):
     defaults = tasks.TASKS[kind].defaults
     assert tasks.Settings().over(defaults) == defaults
     assert tasks.Settings(seed=5).over(defaults) == replace(defaults, seed=5)
@@ -54,7 +54,7 @@ def test_what_is_said_stands_and_the_rest_is_as_fits_the_kind(kind):
     assert given.over(defaults) == replace(defaults, learning_rate=0.7, decay=not defaults.decay)
 
 
-def test_who_gives_seconds_has_no_other_limit():
+def test_a_limit_in_seconds_replaces_the_default_epochs():
     defaults = tasks.TASKS["text"].defaults
     assert tasks.Settings(seconds=5).over(defaults).epochs is None
     assert tasks.Settings(seconds=5, epochs=2).over(defaults).epochs == 2
@@ -87,7 +87,7 @@ def test_values_out_of_range_are_refused(options, message):
 
 
 @pytest.mark.parametrize("data", [None, [], {"colour": "red"}])
-def test_what_are_no_settings_is_refused(data):
+def test_data_that_is_no_settings_is_refused(data):
     with pytest.raises(UserError, match="the settings of a training must have no other names than batch_size, clip"):
         tasks.Settings.from_json(data)
 

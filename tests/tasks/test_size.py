@@ -1,4 +1,4 @@
-"""A model that memory does not hold is refused before memory is taken."""
+"""A model that does not fit into memory is refused before memory is allocated."""
 
 from dataclasses import replace
 
@@ -22,7 +22,7 @@ def test_parameters_are_counted(kind, tmp_path):
 
 
 @pytest.mark.parametrize("dim", [10**8, 2**31 - 1])
-def test_a_model_that_no_memory_holds_is_refused(tmp_path, dim):
+def test_a_model_larger_than_memory_is_refused(tmp_path, dim):
     with pytest.raises(UserError, match="the model must fit into memory"):
         fit("text", tmp_path, settings=replace(SETTINGS["text"], dim=dim))
     assert list((tmp_path / "model").iterdir()) == []

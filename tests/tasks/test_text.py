@@ -1,4 +1,4 @@
-"""Pieces of a text to train on, and windows that go through one once."""
+"""Text: segments to train on, and windows to evaluate on."""
 
 import math
 
@@ -12,7 +12,7 @@ from manyclass.tasks import text
 from manyclass.tasks.text import ContextWindows, Segments
 
 KIND = tasks.TASKS["text"]
-SCENE = 64
+CONTEXT_TOKENS = 64
 
 
 @pytest.mark.parametrize("n", [2, 3, 64, 65, 66, 129, 1000])
@@ -20,15 +20,15 @@ def test_every_token_but_the_first_is_predicted_exactly_once_and_in_its_place(n)
     ids = torch.arange(1000, 1000 + n)
     seen = []
     for inputs, target in ContextWindows(ids, start=7):
-        assert inputs["ids"].shape == (len(target), 2 * SCENE)
-        assert inputs["skip"] == SCENE
+        assert inputs["ids"].shape == (len(target), 2 * CONTEXT_TOKENS)
+        assert inputs["skip"] == CONTEXT_TOKENS
         for row, own in zip(inputs["ids"].tolist(), target.tolist(), strict=True):
             for place, token in enumerate(own):
                 if token == -100:
                     continue
-                # What stands before it is the text, 64 tokens of it or more, and what was put before its beginning.
-                before = row[: SCENE + place + 1]
-                assert len(before) > SCENE
+                # The context is at least 64 tokens of the text, padded before its start.
+                before = row[: CONTEXT_TOKENS + place + 1]
+                assert len(before) > CONTEXT_TOKENS
                 first = token - len(before)
                 assert before == [7 if i < 1000 else i for i in range(first, token)]
                 seen.append(token)
@@ -37,10 +37,10 @@ def test_every_token_but_the_first_is_predicted_exactly_once_and_in_its_place(n)
 
 def test_windows_come_in_batches_that_are_counted():
     windows = ContextWindows(torch.arange(100_000), start=0)
-    assert len(windows) == len(list(windows)) == math.ceil(100_000 / SCENE / 256)
+    assert len(windows) == len(list(windows)) == math.ceil(100_000 / CONTEXT_TOKENS / 256)
 
 
-def test_a_part_of_a_text_is_from_everywhere():
+def test_a_limit_takes_windows_evenly_spaced():
     ids = torch.arange(100_000)
     target = torch.cat([target[target >= 0] for _, target in ContextWindows(ids, start=0, limit=1000)])
     assert 0.8 * 1000 < len(target) <= 1000
@@ -53,12 +53,12 @@ def test_a_part_of_a_text_is_from_everywhere():
 
 
 def loop(model, ids, start):
-    """Token by token, each from 64 tokens or more: those of the window that it stands in."""
+    """Return losses and ranks, token by token, with the context of the window of each token."""
     model.eval()
     losses, ranks = [], []
     with torch.no_grad():
         for i in range(1, len(ids)):
-            first = (i - 1) // SCENE * SCENE - SCENE
+            first = (i - 1) // CONTEXT_TOKENS * CONTEXT_TOKENS - CONTEXT_TOKENS
             before = [start] * max(0, -first) + ids[max(0, first) : i].tolist()
             hidden = model.encoder(torch.tensor([before]))[0, -1]
             scores = model.head.weight @ hidden + model.head.bias
@@ -82,8 +82,8 @@ def test_a_text_is_measured_as_a_loop_over_its_tokens_does(trained):
     assert measured.perplexity == pytest.approx(math.exp(sum(losses) / len(losses)), rel=1e-5)
 
 
-def test_far_back_matters_little(trained):
-    """The context of a window instead of all that came before: a perplexity of the same, to a few thousandths."""
+def test_a_window_of_context_changes_the_perplexity_little(trained):
+    """With the context of a window instead of the whole text, the loss changes by less than 0.5 %."""
     done, _, data = trained("text")
     ids, _ = text._number(done.model.spec, data / "valid.txt")
     done.model.eval()
@@ -94,7 +94,7 @@ def test_far_back_matters_little(trained):
     assert tasks.measure(done.model, batches).loss == pytest.approx(exact, rel=5e-3)
 
 
-def test_the_perplexity_of_frequencies_is_told(trained):
+def test_the_perplexity_of_frequencies_is_reported(trained):
     done, _, data = trained("text")
     ids, _ = text._number(done.model.spec, data / "valid.txt")
     frequency = done.model.spec.counts / done.model.spec.counts.sum()
@@ -112,19 +112,19 @@ def test_a_segment_is_followed_by_what_follows_it_in_the_text():
         inputs, target = (torch.cat(part) for part in zip(*parts, strict=True))
         assert torch.equal(target, inputs + 1)
         assert inputs.shape[1] == 10
-        # A token is the target of one place at most, and nearly all are.
+        # A token is the target of at most one position, and nearly all tokens are targets.
         assert len(target.unique()) == target.numel() >= 970
 
 
-def test_an_epoch_begins_somewhere_else_each_time_and_follows_from_its_number():
+def test_each_epoch_starts_at_another_offset_that_follows_from_its_number():
     segments = Segments(torch.arange(1000), 8, 10, seed=3)
-    begins = []
+    offsets = []
     for epoch in range(10):
         segments.set_epoch(epoch)
         first = [next(iter(segments))[0] for _ in range(2)]
         assert torch.equal(*first)
-        begins.append(int(first[0][0, 0]) % 10)
-    assert len(set(begins)) > 3
+        offsets.append(int(first[0][0, 0]) % 10)
+    assert len(set(offsets)) > 3
 
 
 @pytest.mark.parametrize("n", [2, 3, 5, 71])
@@ -134,7 +134,7 @@ def test_a_short_text_is_a_piece_or_two(n):
     assert target.max() < n
 
 
-def test_tokens_that_are_not_known_are_left_out_and_said(trained, tmp_path):
+def test_unknown_tokens_are_left_out_and_reported(trained, tmp_path):
     done, _, _ = trained("text")
     path = tmp_path / "new.txt"
     path.write_text("w00 unicorn w01\nhorse\n")
@@ -143,7 +143,7 @@ def test_tokens_that_are_not_known_are_left_out_and_said(trained, tmp_path):
     assert tasks.measure(done.model, batches).examples == 3
 
 
-def test_tokens_that_are_not_known_count_as_unknown_where_there_is_a_class_for_them(tmp_path):
+def test_unknown_tokens_count_as_unk_if_there_is_such_a_class(tmp_path):
     train, held_out = tmp_path / "train.txt", tmp_path / "new.txt"
     train.write_text("a b a b c\n" * 20)
     held_out.write_text("a unicorn b\n" * 4)
@@ -165,17 +165,20 @@ def test_a_text_of_one_token_is_refused(trained, tmp_path):
             KIND.evaluation_batches(done.model.spec, tasks.Source(path))
 
 
-def test_a_line_asks_for_what_follows_it(trained, tmp_path):
+def test_the_next_token_of_a_line_is_predicted(trained, tmp_path):
     done, _, _ = trained("text")
     path = tmp_path / "asked.txt"
     path.write_text("w00 w01\n\nw05 unicorn w11 w23\n" + "w00 " * 1000 + "\n")
-    (asked,) = KIND.predict_batches(done.model.spec, tasks.Source(path), size=10)
+    (asked,) = KIND.predict_batches(done.model.spec, tasks.Source(path), size=10, seen=True)
     start, names = text._start(done.model.names), done.model.names
     known = [names.ids(name) for name in ("w00", "w01", "w05", "w11", "w23")]
     assert asked.shown[:3] == ["w00 w01", "", "w05 unicorn w11 w23"]
     rows = [row[: last + 1] for row, last in zip(asked.inputs["ids"].tolist(), asked.inputs["last"], strict=True)]
     assert rows[:3] == [[start, *known[:2]], [start], [start, *known[2:]]]
-    # As much of a long line as the model makes use of.
+    # Only the end of a long line is used.
     assert rows[3] == [known[0]] * 256
-    sizes = [len(questions.shown) for questions in KIND.predict_batches(done.model.spec, tasks.Source(path), size=3)]
+    sizes = [
+        len(questions.shown)
+        for questions in KIND.predict_batches(done.model.spec, tasks.Source(path), size=3, seen=True)
+    ]
     assert sizes == [3, 1]

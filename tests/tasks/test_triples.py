@@ -1,4 +1,4 @@
-"""Tails of triples, and heads by reciprocal relations; ranks are filtered."""
+"""Triples: tails, and heads by reciprocal relations, with filtered ranks."""
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ def lines(path):
 
 
 def slow(model, asked, known):
-    """Filtered ranks of tails and of heads, by complex arithmetic."""
+    """Return filtered ranks of tails and heads, by complex arithmetic."""
     entities = torch.complex(*model.encoder.entities.weight.detach().double().chunk(2, 1))
     relations = torch.complex(*model.encoder.relations.weight.detach().double().chunk(2, 1))
     names, kinds = model.names, list(model.spec.config["relations"])
@@ -48,7 +48,7 @@ def test_ranks_of_a_folder_are_filtered_by_all_of_it_both_ways(trained):
         assert measured.metrics[f"hits@{n}"] == pytest.approx(sum(rank <= n for rank in ranks) / 20)
 
 
-def test_a_file_is_filtered_by_itself_and_by_what_the_model_was_made_from(trained):
+def test_a_file_is_filtered_by_itself_and_by_the_training_triples(trained):
     done, out, data = trained("triples")
     parts = {part: lines(data / f"{part}.txt") for part in ("train", "valid", "test")}
     model = tasks.open_model(out)
@@ -70,7 +70,7 @@ def test_a_file_is_filtered_by_itself_and_by_what_the_model_was_made_from(traine
         torch.tensor([[0, 1000, 0]], dtype=torch.int32),
     ],
 )
-def test_a_model_whose_triples_are_none_of_its_own_is_refused(trained, tmp_path, known):
+def test_a_model_with_triples_beyond_its_ids_is_refused(trained, tmp_path, known):
     done, _, _ = trained("triples")
     content = done.model.content()
     content["config"] = {**content["config"], "known": known}
@@ -79,7 +79,7 @@ def test_a_model_whose_triples_are_none_of_its_own_is_refused(trained, tmp_path,
         tasks.open_model(tmp_path)
 
 
-def test_what_is_held_out_is_filtered_too(trained):
+def test_ranks_of_held_out_triples_are_filtered_too(trained):
     done, _, data = trained("triples")
     parts = {part: lines(data / f"{part}.txt") for part in ("train", "valid", "test")}
     ranks = slow(done.model, parts["valid"], [triple for part in parts.values() for triple in part])
@@ -127,24 +127,24 @@ def test_orders_follow_from_seed_and_epoch():
     assert torch.equal(torch.cat([tails for _, tails, _ in TripleBatches(triples, 30)]), triples[:, 2])
 
 
-def test_entities_and_relations_that_are_not_known_are_left_out_and_said(trained, tmp_path):
+def test_unknown_entities_and_relations_are_left_out_and_reported(trained, tmp_path):
     done, _, _ = trained("triples")
     path = tmp_path / "new.txt"
     path.write_text("w00\tplus 1\tw01\nw00\tplus 1\tunicorn\nw00\trides\tw01\n")
     batches, about = KIND.evaluation_batches(done.model.spec, tasks.Source(path))
-    told = "; 2 of entities or relations that the model does not know are left out"
-    assert about[0].endswith(told)
+    output = "; 2 of entities or relations that the model does not know are left out"
+    assert about[0].endswith(output)
     assert tasks.measure(done.model, batches).examples == 2
     path.write_text("horse\tplus 1\tunicorn\n")
     with pytest.raises(UserError, match="`data` must hold triples that the model knows, got 1 of others in"):
         KIND.evaluation_batches(done.model.spec, tasks.Source(path))
 
 
-def test_a_question_asks_for_a_tail_or_a_head(trained, tmp_path):
+def test_a_line_leaves_the_tail_or_the_head_open(trained, tmp_path):
     done, _, _ = trained("triples")
     path = tmp_path / "asked.txt"
     path.write_text("w03\tplus 2\nw03\tplus 2\t?\n?\tplus 2\tw03\n")
-    (asked,) = KIND.predict_batches(done.model.spec, tasks.Source(path), size=9)
+    (asked,) = KIND.predict_batches(done.model.spec, tasks.Source(path), size=9, seen=True)
     entity, kinds = done.model.names.ids("w03"), list(done.model.spec.config["relations"])
     relation = kinds.index("plus 2")
     assert asked.inputs.tolist() == [[entity, relation], [entity, relation], [entity, relation + len(kinds)]]
@@ -161,9 +161,9 @@ def test_a_question_asks_for_a_tail_or_a_head(trained, tmp_path):
         ("w03\trides\t?", "entities and relations that the model knows, got 'w03"),
     ],
 )
-def test_a_line_that_asks_for_nothing_is_named(trained, tmp_path, line, message):
+def test_a_line_that_leaves_nothing_open_is_named(trained, tmp_path, line, message):
     done, _, _ = trained("triples")
     path = tmp_path / "asked.txt"
     path.write_text(f"w03\tplus 2\n{line}\n")
     with pytest.raises(UserError, match=f"`data` must hold {message}.* in line 2 of"):
-        list(KIND.predict_batches(done.model.spec, tasks.Source(path), size=9))
+        list(KIND.predict_batches(done.model.spec, tasks.Source(path), size=9, seen=True))

@@ -1,6 +1,6 @@
-"""A training that is killed at random moments and resumed until it is done; by itself:
+"""A training that is killed at random times and resumed until it ends.
 
-python -m tests.training.killed FOLDER --kills 20
+To run it alone: python -m tests.training.killed FOLDER --kills 20
 """
 
 import argparse
@@ -24,13 +24,13 @@ from manyclass.training import Checkpoints, HeldOut, Probe, Training
 from tests.storage.trees import difference
 
 C, D, B = 1500, 8, 16
-# The default sampler renews its table from step 50 on, and takes that up in step 63.
+# The default sampler starts a rebuild of its table at step 50, and takes it over at step 63.
 STEPS = 70
 ROOT = Path(__file__).parents[2]
 
 
 class Setting:
-    """A training whose every part has state: dropout, a learning sampler, row optimisers, a loader that shuffles."""
+    """A training with state in every part: dropout, a learning sampler, row optimisers, a shuffling loader."""
 
     def __init__(self, folder, *, every=0.0, steps=STEPS, callbacks=(), patience=None, restore_best=False):
         torch.manual_seed(11)
@@ -81,7 +81,7 @@ class Setting:
 
 
 def timeless(state):
-    """A state without what the clock says."""
+    """Return a state without its seconds."""
     training = state["training"]
     progress = {**training["progress"], "seconds": None}
     records = [{**record, "seconds": None, "seconds_left": None} for record in training["records"]]
@@ -89,7 +89,7 @@ def timeless(state):
 
 
 def outcome(folder):
-    """What a training has left: all that is to be the same."""
+    """Return the files of a training that must be the same after kills."""
     newest = storage.load(folder / "newest.safetensors", content_type="checkpoint")
     return [
         timeless(newest["state"]),
@@ -99,10 +99,10 @@ def outcome(folder):
 
 
 def killed_and_resumed(folder, *, kills, seed=0):
-    """Have it done in another process; what it tells: how often it was killed, and within a save.
+    """Run the kills in another process; return the number of kills, and of those within a save.
 
     Raises:
-        AssertionError: an outcome was another than that of a training that was never killed.
+        AssertionError: an outcome differs from that of a training that was never killed.
     """
     command = [sys.executable, "-m", "tests.training.killed", str(folder), "--kills", str(kills), "--seed", str(seed)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
@@ -112,7 +112,7 @@ def killed_and_resumed(folder, *, kills, seed=0):
 
 
 def _begin(folder, steps=STEPS):
-    """Train in a child, which goes on from what is there. With one thread here, a fork is safe."""
+    """Train in a child process that resumes from the folder; a fork is safe because this process has one thread."""
     if child := os.fork():
         return child
     status = 1
@@ -135,7 +135,7 @@ def _finish(folder, steps=STEPS):
 
 
 def _survives(child, seconds):
-    """Kill a child after some time; whether it was done before."""
+    """Kill a child after some time; return True if it had ended before."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         gone, status = os.waitpid(child, os.WNOHANG)
@@ -151,25 +151,25 @@ def _survives(child, seconds):
 def main(folder, kills, seed):
     torch.set_num_threads(1)
     moments = random.Random(seed)
-    # What is imported late is imported before all forks, and kernels are compiled before time is taken.
+    # Late imports and the build of kernels happen here, before the forks and before time is measured.
     Setting(folder / "first")
     _finish(folder / "first", steps=1)
-    begin = time.monotonic()
+    started = time.monotonic()
     _finish(folder / "whole")
-    duration = time.monotonic() - begin
+    duration = time.monotonic() - started
     expected = outcome(folder / "whole")
-    told = {"kills": 0, "within a save": 0, "trainings": 0, "seconds": duration}
-    while told["kills"] < kills:
+    counts = {"kills": 0, "within a save": 0, "trainings": 0, "seconds": duration}
+    while counts["kills"] < kills:
         torn = folder / "torn"
         while not _survives(_begin(torn), moments.uniform(0, duration)):
-            told["kills"] += 1
-            told["within a save"] += any(torn.glob("*.tmp-*"))
-        told["trainings"] += 1
-        assert not (place := difference(outcome(torn), expected)), f"another outcome after {told}, at {place}"
+            counts["kills"] += 1
+            counts["within a save"] += any(torn.glob("*.tmp-*"))
+        counts["trainings"] += 1
+        assert not (place := difference(outcome(torn), expected)), f"another outcome after {counts}, at {place}"
         left = sorted(path.name for path in torn.iterdir())
         assert left == ["best.safetensors", "newest.safetensors", "previous.safetensors"], left
         shutil.rmtree(torn)
-    print(json.dumps(told))
+    print(json.dumps(counts))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A small problem that can be learned: the class is a noisy function of the inputs."""
+"""A small learnable problem: the class is a noisy function of the inputs."""
 
 import torch
 from torch import nn
@@ -30,7 +30,7 @@ def parameters(*modules):
 
 
 def trained(source=None, *, lr=0.05, **options):
-    """Encoder, head and history of a training from the same start."""
+    """Train from fixed initial parameters; return encoder, head and history."""
     encoder, head = model()
     optimizer = torch.optim.Adagrad(parameters(encoder, head), lr=lr)
     training = Training(head, batches() if source is None else source, optimizer, encoder=encoder, **options)
@@ -42,8 +42,8 @@ def assert_same(modules, others):
         assert torch.equal(one, other)
 
 
-class Told(Callback):
-    """Writes down what it is told, and interrupts after a step if asked."""
+class Recorder(Callback):
+    """A callback that logs its calls, and interrupts after a step if wanted."""
 
     def __init__(self, *, interrupt_after=None, log=None, name=""):
         self.log = [] if log is None else log

@@ -1,4 +1,4 @@
-"""What an iterable yields, on the head's device."""
+"""Batches are moved to the head's device."""
 
 from collections import OrderedDict, UserDict, namedtuple
 from types import MappingProxyType
@@ -10,7 +10,7 @@ from manyclass.training.batch import moved
 
 
 class Moves(UserDict):
-    """A mapping that moves itself, as a tokenizer's batch does."""
+    """A mapping with a method `to`, as a tokenizer's batch has."""
 
     def to(self, device):
         return Moves({key: value.to(device) for key, value in self.items()}, moved=device)
@@ -30,6 +30,6 @@ def test_tensors_are_moved_wherever_they_are():
     assert pair.b[1] == 3
 
 
-def test_examples_are_those_that_are_not_left_out():
+def test_ignored_targets_are_no_examples():
     target = torch.tensor([[1, 2], [3, -100]])
     assert Batch.of((torch.zeros(2, 2, 4), target), torch.device("cpu")).examples == 3

@@ -11,7 +11,7 @@ from tests.training.problems import B, batches, trained
 
 
 class Counts:
-    """A metric that is each time what comes next."""
+    """A metric that takes given values in turn."""
 
     def __init__(self, *values):
         self.values = list(values)
@@ -27,16 +27,16 @@ def judged(*values, **options):
     return trained(epochs=len(values), held_out=held_out)[2]
 
 
-def test_the_best_is_the_best_by_what_is_asked_for():
+def test_the_best_evaluation_follows_the_criterion():
     history = judged(1.0, 5.0, 3.0, 4.0, by="score")
     assert history.best_step == 16
     at = next(record for record in history.records if record.step == 16 and record.held_out_loss is not None)
     assert history.best_loss == at.held_out_loss
-    # Its losses fall all the time.
+    # The losses fall all the time.
     assert judged(1.0, 5.0, 3.0, 4.0).best_step == 32
 
 
-def test_patience_is_of_what_is_asked_for():
+def test_patience_follows_the_criterion():
     history = judged(5.0, 1.0, 2.0, 9.0, by="score", patience=2)
     assert history.stopped == "patience"
     assert history.progress.epoch == 3
@@ -46,7 +46,7 @@ def test_a_score_that_is_nan_is_never_the_best():
     assert judged(math.nan, 1.0, math.nan, by="score").best_step == 16
 
 
-def test_an_unknown_judge_is_refused():
+def test_an_unknown_criterion_is_refused():
     with pytest.raises(ValueError, match=r"`by` must be .*'loss'.*'score'.*, got 'beauty'"):
         HeldOut(batches(1), metrics={"score": Counts()}, by="beauty")
 
@@ -65,7 +65,7 @@ def test_the_cost_of_a_record(options, by, expected):
     assert cost(Record(1, 0, 1, 0.0, 1.0, **options), by) == expected
 
 
-def test_checkpoints_keep_the_best_by_what_is_asked_for(tmp_path):
+def test_checkpoints_keep_the_best_by_the_criterion(tmp_path):
     now = {"number": 0}
     checkpoints = Checkpoints(tmp_path, lambda training: now, model=lambda: now, by="score")
     best = []

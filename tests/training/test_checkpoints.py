@@ -1,4 +1,4 @@
-"""When checkpoints are saved, what a full disk does to them, and what can be loaded."""
+"""Checkpoints: when they are saved, on a full disk, and loading them."""
 
 import dataclasses
 import os
@@ -13,7 +13,7 @@ from manyclass.errors import NotSavedWarning, UserError
 from manyclass.training import Checkpoints, History, Progress, Record, Training, _stopping, load_checkpoint
 from tests.storage.trees import same
 from tests.training.killed import Setting, timeless
-from tests.training.problems import Told, batches, model
+from tests.training.problems import Recorder, batches, model
 
 WHICH = ("newest", "previous", "best")
 NAMES = ["best.safetensors", "newest.safetensors", "previous.safetensors"]
@@ -28,7 +28,7 @@ def ended(step=9, stopped="steps"):
 
 
 def counted(folder, **options):
-    """Checkpoints of a training that is only a number."""
+    """Return a state that is one number, and checkpoints of it."""
     now = {"number": 0}
     return now, Checkpoints(folder, lambda training: now, model=lambda: now, **options)
 
@@ -41,7 +41,7 @@ def numbers(folder):
     return {which: load_checkpoint(folder, which)[0]["number"] for which in WHICH}
 
 
-# When what is saved.
+# When checkpoints are saved.
 
 
 def test_a_checkpoint_is_saved_when_it_is_due(tmp_path, monkeypatch):
@@ -61,7 +61,7 @@ def test_a_checkpoint_is_saved_when_it_is_due(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("stopped", "saves"), [("steps", True), ("interrupted", True), ("failed", False)])
-def test_the_end_is_saved_unless_it_failed(tmp_path, stopped, saves):
+def test_a_training_that_ends_is_saved_unless_it_failed(tmp_path, stopped, saves):
     now, checkpoints = counted(tmp_path)
     now["number"] = 5
     checkpoints.on_end(None, ended(stopped=stopped))
@@ -77,28 +77,28 @@ def test_half_a_step_is_not_saved(tmp_path, monkeypatch):
         def forward(self, inputs):
             self.pressed += 1
             if self.pressed > 5:
-                # The second one, later, does not wait.
+                # The second Ctrl-C raises at once.
                 signal.raise_signal(signal.SIGINT)
                 signal.raise_signal(signal.SIGINT)
             return inputs
 
     head = model()[1]
     optimizer = torch.optim.SGD(head.parameters(), lr=0.1)
-    told = Told()
+    recorder = Recorder()
     checkpoints = Checkpoints(tmp_path, Training.state_dict, model=head.state_dict, every=0)
-    callbacks = [told, checkpoints]
+    callbacks = [recorder, checkpoints]
     training = Training(head, batches(), optimizer, encoder=Presses(), epochs=2, callbacks=callbacks)
     with pytest.raises(KeyboardInterrupt):
         training.run()
-    assert told.history.stopped == "failed"
+    assert recorder.history.stopped == "failed"
     assert load_checkpoint(tmp_path)[0]["progress"]["step"] == 5
 
 
 @pytest.mark.parametrize("times", [1, 3])
-def test_ctrl_c_saves_the_step_it_came_in(tmp_path, times):
-    """However impatiently it is pressed."""
+def test_ctrl_c_saves_the_current_step(tmp_path, times):
+    """Pressing it several times in a row changes nothing."""
 
-    class Presses(Told):
+    class Presses(Recorder):
         def on_step(self, training):
             if training.progress.step == 7:
                 for _ in range(times):
@@ -140,7 +140,7 @@ def test_the_best_model_is_the_one_that_is_kept(tmp_path):
     assert load_checkpoint(tmp_path, "best")[0] == {"number": 7}
 
 
-def test_a_new_training_forgets_the_best_of_another(tmp_path):
+def test_a_new_training_overwrites_the_best_model_of_another(tmp_path):
     storage.save(tmp_path / "best.safetensors", {"number": 99}, content_type="model")
     now, checkpoints = counted(tmp_path)
     now["number"] = 1
@@ -158,12 +158,12 @@ def test_the_folder_is_made(tmp_path):
         counted(tmp_path, every=-1)
 
 
-# A disk that is full.
+# A full disk.
 
 
 @pytest.fixture
 def disk(monkeypatch):
-    """Whether there is space on it."""
+    """Return a switch that makes the disk full."""
     state = {"full": False}
     sync = os.fsync
 
@@ -187,7 +187,7 @@ def test_a_full_disk_does_not_end_a_training(tmp_path, disk):
     expected = r"disk full while saving .*newest.safetensors: nothing was overwritten; .*\. Training goes on"
     with pytest.warns(NotSavedWarning, match=expected):
         checkpoints.on_step(None)
-    # Once is enough: here another warning would be an error.
+    # There is one warning only: a second one would fail the test.
     checkpoints.on_step(None)
     assert names(tmp_path) == NAMES
     assert numbers(tmp_path) == {"newest": 2, "previous": 1, "best": 2}
@@ -240,7 +240,7 @@ def test_a_training_on_a_full_disk_is_the_same_training(tmp_path, disk):
     whole = Setting(tmp_path / "whole", every=1e9)
     whole.training.run()
 
-    class Fills(Told):
+    class Fills(Recorder):
         def on_step(self, training):
             disk["full"] = 10 <= training.progress.step < 60
 
@@ -252,13 +252,13 @@ def test_a_training_on_a_full_disk_is_the_same_training(tmp_path, disk):
     assert same(timeless(filled.state()), timeless(whole.state()))
 
 
-def test_what_cannot_be_saved_at_all_is_an_error_at_once(tmp_path):
+def test_a_value_that_cannot_be_saved_is_an_error_at_once(tmp_path):
     checkpoints = Checkpoints(tmp_path, lambda training: {"generator": torch.Generator()}, model=dict, every=0)
     with pytest.raises(TypeError, match=r"`content\['state'\]\['generator'\]` must be .*, got a Generator"):
         checkpoints.on_step(None)
 
 
-# What there is to load.
+# Loading.
 
 
 def three(folder):
@@ -295,7 +295,7 @@ def test_a_damaged_checkpoint_is_refused_and_another_offered(tmp_path, damaged, 
         counted(tmp_path)[1].resume()
 
 
-def test_the_others_can_be_asked_for(tmp_path):
+def test_other_checkpoints_can_be_loaded(tmp_path):
     three(tmp_path)
     assert numbers(tmp_path) == {"newest": 2, "previous": 1, "best": 2}
     damage(tmp_path, "newest")
@@ -331,7 +331,7 @@ def test_a_checkpoint_of_something_else_is_refused(tmp_path, content):
         load_checkpoint(tmp_path)
 
 
-def test_a_model_is_no_checkpoint(tmp_path):
+def test_a_model_is_not_loaded_as_a_checkpoint(tmp_path):
     three(tmp_path)
     os.replace(tmp_path / "best.safetensors", tmp_path / "newest.safetensors")
     with pytest.raises(UserError, match=r"its content type is 'model', not 'checkpoint'; .*previous"):

@@ -51,7 +51,7 @@ def test_metrics_are_means_over_examples():
     }
 
 
-def test_parts_return_to_the_mode_they_were_in():
+def test_modules_return_to_their_mode():
     encoder, head = model(dropout=0.9)
     encoder[1].eval()
     before = torch.get_rng_state()
@@ -79,7 +79,7 @@ def test_a_head_without_a_sampler_is_its_own_exact_loss():
     assert evaluate(head, [(hidden, target)]).loss == pytest.approx(head(hidden, target).item(), rel=1e-6)
 
 
-def test_there_must_be_something_to_evaluate_on():
+def test_batches_without_an_example_are_refused():
     head = ClassHead(D, C)
     ignored = torch.full((B,), -100)
     for source in ([], [(torch.zeros(B, D), ignored)]):

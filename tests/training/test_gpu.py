@@ -1,11 +1,11 @@
-"""On a GPU: no step waits for the device, and a training can be resumed."""
+"""On a GPU no step syncs with the device, and a training can be resumed."""
 
 import pytest
 import torch
 
 from manyclass.training import Callback, HeldOut, Probe, Training
 from tests.test_gpu import no_sync
-from tests.training.problems import Told, batches, model, parameters
+from tests.training.problems import Recorder, batches, model, parameters
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -21,8 +21,8 @@ def setting(callbacks=(), **options):
     )
 
 
-class Watch(Callback):
-    """Allows no waiting after the first step and until the last."""
+class NoSync(Callback):
+    """A callback that forbids syncs after the first step and until the last."""
 
     def __init__(self, last):
         self.last, self.watched = last, no_sync()
@@ -35,15 +35,15 @@ class Watch(Callback):
 
 
 def test_no_step_waits_for_the_device():
-    *_, training = setting([Watch(12)], epochs=2)
+    *_, training = setting([NoSync(12)], epochs=2)
     assert training.run().progress.step == 16
 
 
 def test_resumed_is_uninterrupted():
     options = {"epochs": 2, "probe": Probe(every=5), "held_out": HeldOut(batches(2), every=3)}
-    whole, left, resumed = setting(**options), setting([Told(interrupt_after=7)], **options), setting(**options)
+    whole, left, resumed = setting(**options), setting([Recorder(interrupt_after=7)], **options), setting(**options)
     for one in (whole, left):
-        # `model` has seeded, but each run begins where the last one left the global generators.
+        # `model` seeds, but each run starts from the global RNG state that the last one left.
         torch.manual_seed(3)
         one[-1].run()
     for part, source in zip(resumed, left, strict=True):
@@ -53,7 +53,7 @@ def test_resumed_is_uninterrupted():
     assert torch.allclose(whole[1].weight, resumed[1].weight, rtol=1e-4, atol=1e-5)
 
 
-def test_a_loss_that_is_not_finite_is_told_with_the_next_record():
+def test_a_loss_that_is_not_finite_is_raised_at_the_next_record():
     broken = [(inputs * float("nan"), target) for inputs, target in batches()]
     encoder, head, optimizer, _ = setting(steps=1)
     training = Training(head, broken, optimizer, encoder=encoder, steps=8, report_every=4)

@@ -1,21 +1,21 @@
-"""Ctrl-C ends a training between steps, and is never forgotten."""
+"""Ctrl-C ends a training between steps, and is never lost."""
 
 import signal
 
 import torch
 
 from manyclass.training import HeldOut, Training
-from tests.training.problems import Told, assert_same, batches, model, trained
+from tests.training.problems import Recorder, assert_same, batches, model, trained
 
 
-def test_an_interrupt_ends_it_cleanly():
-    told = Told(interrupt_after=5)
-    encoder, _, history = trained(epochs=2, report_every=2, callbacks=[told])
+def test_an_interrupt_ends_a_training_after_the_step():
+    recorder = Recorder(interrupt_after=5)
+    encoder, _, history = trained(epochs=2, report_every=2, callbacks=[recorder])
     assert history.stopped == "interrupted"
     assert [record.step for record in history.records] == [2, 4]
     assert history.progress.step == 5
-    assert told.log[-1] == "end"
-    assert told.history == history
+    assert recorder.log[-1] == "end"
+    assert recorder.history == history
     assert_same([encoder], [trained(steps=5)[0]])
 
 
@@ -35,7 +35,7 @@ def test_ctrl_c_waits_for_the_end_of_the_step():
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_ctrl_c_in_the_last_evaluation_is_not_forgotten():
+def test_ctrl_c_in_the_last_evaluation_counts():
     def pressed(hidden, batch):
         signal.raise_signal(signal.SIGINT)
         return torch.zeros(batch.target.shape)

@@ -1,4 +1,4 @@
-"""A training that is killed or interrupted and resumed from its checkpoint is the one that never stopped."""
+"""A training that is killed or interrupted and then resumed equals an uninterrupted one."""
 
 import functools
 
@@ -8,7 +8,7 @@ import torch
 from manyclass.training import load_checkpoint
 from tests.storage.trees import same
 from tests.training.killed import Setting, killed_and_resumed, outcome, timeless
-from tests.training.problems import Told
+from tests.training.problems import Recorder
 
 
 @functools.cache
@@ -18,10 +18,10 @@ def whole(folder):
     return timeless(setting.state()), outcome(folder / "whole")
 
 
-# A table is begun at step 50 and taken up at 63; an epoch ends at 20 and 60.
+# A rebuild of the sampler's table starts at step 50 and is taken over at 63; epochs end at 20 and 60.
 @pytest.mark.parametrize("after", [1, 20, 33, 50, 57, 62, 63, 69])
 def test_resumed_is_uninterrupted(tmp_path, tmp_path_factory, after):
-    left = Setting(tmp_path / "left", every=1e9, callbacks=[Told(interrupt_after=after)])
+    left = Setting(tmp_path / "left", every=1e9, callbacks=[Recorder(interrupt_after=after)])
     assert left.training.run().stopped == "interrupted"
     torch.manual_seed(12345)
     resumed = Setting(tmp_path / "left", every=1e9).resume()
@@ -37,11 +37,11 @@ def test_what_is_saved_within_a_run_can_be_resumed(tmp_path):
     setting.training.run()
     expected = outcome(tmp_path)
     assert load_checkpoint(tmp_path, "previous")[0]["training"]["progress"]["step"] == 70
-    # The last but one, of a step that was followed by another.
+    # This is the checkpoint before the newest.
     for path in ("best.safetensors", "newest.safetensors"):
         (tmp_path / path).unlink()
 
-    class Dies(Told):
+    class Dies(Recorder):
         def on_step(self, training):
             assert training.progress.step < 41
 
@@ -62,13 +62,13 @@ def test_patience_and_the_best_parameters_survive(tmp_path):
     expected = whole.training.run()
     assert expected.stopped == "patience"
     assert expected.best_step < expected.progress.step
-    left = Setting(tmp_path / "left", **options, callbacks=[Told(interrupt_after=expected.best_step + 3)])
+    left = Setting(tmp_path / "left", **options, callbacks=[Recorder(interrupt_after=expected.best_step + 3)])
     left.training.run()
     resumed = Setting(tmp_path / "left", **options).resume()
     assert resumed.training.run().best_step == expected.best_step
     assert same(resumed.model(), whole.model())
     best, _ = load_checkpoint(tmp_path / "left", "best")
     assert same(best["head"]["weight"], whole.head.weight.detach())
-    # What is saved at the end is what was reached, not the best: from there a training can go on.
+    # The last checkpoint holds the last parameters, not the best, so that a training can be resumed.
     newest, _ = load_checkpoint(tmp_path / "left")
     assert not torch.equal(newest["head"]["weight"], whole.head.weight)

@@ -1,4 +1,4 @@
-"""What a training shows and writes."""
+"""The progress line and the CSV log."""
 
 import csv
 import io
@@ -46,7 +46,7 @@ def test_the_log_has_a_row_for_each_record(tmp_path):
         assert row["other"] == ""
 
 
-def test_a_row_is_on_disk_at_once_and_the_file_is_opened_late(tmp_path):
+def test_a_row_is_flushed_at_once_and_the_file_is_opened_at_the_first_record(tmp_path):
     path = tmp_path / "log.csv"
     log = CSVLog(path)
     assert not path.exists()
@@ -55,7 +55,7 @@ def test_a_row_is_on_disk_at_once_and_the_file_is_opened_late(tmp_path):
     log.on_end(None, history(stopped="steps"))
 
 
-def test_a_log_that_exists_goes_on(tmp_path):
+def test_rows_are_appended_to_an_existing_log(tmp_path):
     path = tmp_path / "log.csv"
     for step in (1, 2):
         log = CSVLog(path)
@@ -63,7 +63,7 @@ def test_a_log_that_exists_goes_on(tmp_path):
         log.on_end(None, history(stopped="steps"))
     assert [row["step"] for row in rows(path)] == ["1", "2"]
     assert path.read_text().count("step") == 1
-    # Its writer was killed within a row, and went on from before the second.
+    # The writer was killed within a row, and resumes at the fourth step.
     path.write_text(path.read_text() + "3,0,3")
     log = CSVLog(path)
     log.on_record(None, record(4))
@@ -71,7 +71,7 @@ def test_a_log_that_exists_goes_on(tmp_path):
     assert [row["step"] for row in rows(path)] == ["1", "2", "4"]
 
 
-def test_rows_of_steps_that_are_taken_again_give_way(tmp_path):
+def test_rows_of_repeated_steps_are_replaced(tmp_path):
     path = tmp_path / "log.csv"
     for steps, loss in (((1, 2, 3), 2.0), ((2, 4), 1.0)):
         log = CSVLog(path)
@@ -82,7 +82,7 @@ def test_rows_of_steps_that_are_taken_again_give_way(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["log.csv"]
 
 
-def test_rows_that_a_full_disk_does_not_take_follow_when_it_does(tmp_path, monkeypatch):
+def test_rows_refused_by_a_full_disk_are_written_later(tmp_path, monkeypatch):
     path = tmp_path / "log.csv"
     log = CSVLog(path)
     log.on_record(None, record(1))
@@ -91,7 +91,7 @@ def test_rows_that_a_full_disk_does_not_take_follow_when_it_does(tmp_path, monke
         full.setattr(log, "_open", lambda step: open("/dev/full", "w"))  # noqa: SIM115
         with pytest.warns(NotSavedWarning, match=r"cannot write .*log.csv: No space left on device. Rows follow later"):
             log.on_record(None, record(2))
-        # It is said once.
+        # There is one warning only.
         log.on_record(None, record(3))
     assert len(rows(path)) == 1
     log.on_record(None, record(4))
@@ -100,7 +100,7 @@ def test_rows_that_a_full_disk_does_not_take_follow_when_it_does(tmp_path, monke
     assert [path.name for path in tmp_path.iterdir()] == ["log.csv"]
 
 
-def test_a_log_that_is_no_text_is_refused(tmp_path):
+def test_a_log_of_binary_data_is_refused(tmp_path):
     (tmp_path / "log.csv").write_bytes(b"\xff\xfe")
     with pytest.raises(ValueError, match=r"`path` must be text, got other bytes in .*log.csv"):
         CSVLog(tmp_path / "log.csv").check()
@@ -159,7 +159,7 @@ def test_a_line_never_wraps(monkeypatch):
     assert file.getvalue() == "\rstep 1,000  epoch 0  200 exam\x1b[K"
 
 
-def test_it_is_shown_on_the_standard_error(capsys):
+def test_progress_is_printed_to_the_standard_error(capsys):
     trained(epochs=1, held_out=HeldOut(batches(1)), callbacks=[ProgressLine()])
     out, err = capsys.readouterr()
     assert out == ""

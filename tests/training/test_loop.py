@@ -1,4 +1,4 @@
-"""The loop trains, measures and stops as it says."""
+"""The training loop."""
 
 import math
 
@@ -10,7 +10,7 @@ from manyclass import ClassHead, HierarchicalHead, ScorerHead, diagnose
 from manyclass.optim import RowAdagrad
 from manyclass.samplers import Exhaustive, Importance
 from manyclass.training import Callback, DivergedError, HeldOut, Probe, Training, evaluate
-from tests.training.problems import B, C, D, Told, assert_same, batches, model, parameters, trained
+from tests.training.problems import B, C, D, Recorder, assert_same, batches, model, parameters, trained
 
 
 def test_training_improves_the_held_out_likelihood():
@@ -26,7 +26,7 @@ def test_training_improves_the_held_out_likelihood():
     assert history.progress.examples == 6 * 30 * B
 
 
-def test_it_is_the_plain_loop():
+def test_a_training_equals_a_plain_loop():
     encoder, head = model()
     optimizer = torch.optim.Adagrad(parameters(encoder, head), lr=0.05)
     draws = torch.Generator().manual_seed(3)
@@ -67,7 +67,7 @@ def test_a_probe_of_sequences_leaves_ignored_targets_out():
     assert Probe().rmse_log_z(head, hidden, torch.full((2, 3), -100), seed=0) is None
 
 
-def test_it_stops_at_the_first_limit():
+def test_a_training_stops_at_the_first_limit():
     for limits, stopped, step in [
         ({"epochs": 2}, "epochs", 16),
         ({"steps": 11}, "steps", 11),
@@ -91,7 +91,7 @@ def test_evaluations_come_when_they_are_due():
     assert steps(every=10) == [10, 20]
 
 
-def test_it_stops_when_patience_ends_and_gives_the_best_back():
+def test_a_training_stops_when_patience_ends_and_restores_the_best():
     held_out = batches(seed=1)
     encoder, head, history = trained(
         batches(2), lr=0.5, epochs=500, held_out=HeldOut(held_out, every=2, patience=3, restore_best=True)
@@ -117,9 +117,9 @@ def test_the_best_of_tied_tables_is_kept_once():
     assert kept["0.weight"] is not embedding.weight
 
 
-def test_callbacks_are_told_in_order():
+def test_callbacks_are_called_in_order():
     log = []
-    callbacks = [Told(log=log, name="a "), Told(log=log, name="b ")]
+    callbacks = [Recorder(log=log, name="a "), Recorder(log=log, name="b ")]
     trained(batches(2), epochs=1, report_every=2, held_out=HeldOut(batches(1)), callbacks=callbacks)
     assert [line for line in log if line.startswith("a")] == [
         "a step 1",
@@ -196,7 +196,7 @@ def test_clipping_may_be_a_function():
     assert_same([encoder], [model()[0]])
 
 
-def test_optimisers_that_put_work_off_do_it_before_others_look():
+def test_optimisers_catch_up_before_parameters_are_read():
     class Lazy(torch.optim.SGD):
         caught_up = 0
 
@@ -222,7 +222,7 @@ def test_extras_reach_the_head():
 
 @pytest.mark.parametrize("size", [1, 4])
 def test_a_weight_counts_the_same_in_every_batch(size):
-    """Of examples of one batch, and of a batch each: SGD of a small step adds what each is worth."""
+    """Small SGD steps on examples in one batch, or in a batch each, have the same sum."""
     hidden, target = batches(1)[0]
     hidden, target = hidden[:4], target[:4]
     weight = torch.tensor([8.0, 0.5, 0.0, 1.0])
@@ -272,11 +272,11 @@ def test_a_loss_that_is_not_finite_is_an_error():
         def forward(self, *inputs, **options):
             return super().forward(*inputs, **options) * float("inf")
 
-    told, head = Told(), Broken(D, C)
+    recorder, head = Recorder(), Broken(D, C)
     optimizer = torch.optim.SGD(head.parameters(), lr=0.1)
     with pytest.raises(ValueError, match="The loss must be finite, got inf by step 1"):
-        Training(head, batches(), optimizer, steps=3, callbacks=[told]).run()
-    assert told.history.stopped == "failed"
+        Training(head, batches(), optimizer, steps=3, callbacks=[recorder]).run()
+    assert recorder.history.stopped == "failed"
 
 
 def test_an_error_says_after_which_step():
@@ -287,17 +287,17 @@ def test_an_error_says_after_which_step():
     assert caught.value.__notes__ == ["Training ended after step 2."]
 
 
-def test_an_iterator_is_read_once():
+def test_a_training_ends_when_an_iterator_is_exhausted():
     assert trained(iter(batches()), epochs=1)[2].stopped == "epochs"
     history = trained(iter(batches()), steps=20)[2]
     assert (history.stopped, history.progress.step) == ("batches", 8)
 
 
-def test_an_interrupted_iterator_is_read_on():
+def test_an_interrupted_iterator_continues_at_its_position():
     encoder, head = model()
     optimizer = torch.optim.Adagrad(parameters(encoder, head), lr=0.05)
-    told = Told(interrupt_after=3)
-    training = Training(head, iter(batches()), optimizer, encoder=encoder, epochs=1, callbacks=[told])
+    recorder = Recorder(interrupt_after=3)
+    training = Training(head, iter(batches()), optimizer, encoder=encoder, epochs=1, callbacks=[recorder])
     assert training.run().stopped == "interrupted"
     assert training.run().progress.step == 8
     assert_same((encoder, head), trained(epochs=1)[:2])
@@ -368,7 +368,7 @@ def test_intervals_are_at_least_1(make):
         make()
 
 
-def test_a_loss_that_is_not_finite_is_an_error_of_its_own():
+def test_a_loss_that_is_not_finite_raises_diverged_error():
     with pytest.raises(DivergedError):
         trained(lr=1e30, epochs=5)
     assert issubclass(DivergedError, ValueError)

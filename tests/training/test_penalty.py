@@ -14,7 +14,7 @@ def run(*, penalty=None, lr=0.05, **options):
     return encoder, head, training.run()
 
 
-def test_a_penalty_is_what_is_added_to_the_loss():
+def test_a_penalty_is_added_to_the_loss():
     encoder, head = model()
     optimizer = torch.optim.SGD(parameters(encoder, head), lr=0.05)
     draws = torch.Generator().manual_seed(0)
@@ -30,10 +30,10 @@ def test_a_penalty_is_what_is_added_to_the_loss():
     assert_same((encoder, head), run(penalty=penalty)[:2])
 
 
-def test_records_tell_the_loss_without_it():
+def test_records_hold_the_loss_without_the_penalty():
     plain, heavy = (run(penalty=penalty)[2] for penalty in (None, lambda encoder, head, batch: torch.tensor(1e6)))
     assert [record.loss for record in plain.records] == [record.loss for record in heavy.records]
 
 
-def test_a_penalty_of_nothing_changes_nothing():
+def test_a_zero_penalty_changes_nothing():
     assert_same(run()[:2], run(penalty=lambda encoder, head, batch: 0 * head.weight.sum())[:2])

@@ -1,4 +1,4 @@
-"""A training that is left and entered again is the one that never stopped, bit for bit."""
+"""A training that is interrupted and resumed equals an uninterrupted one, bit for bit."""
 
 import io
 
@@ -7,11 +7,11 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from manyclass.training import HeldOut, Probe, Training
-from tests.training.problems import Told, assert_same, batches, model, parameters
+from tests.training.problems import Recorder, assert_same, batches, model, parameters
 
 
 class Shuffled:
-    """Batches in an order that follows from the number of the epoch."""
+    """Batches in an order that depends on the number of the epoch."""
 
     def set_epoch(self, epoch):
         self.epoch = epoch
@@ -23,13 +23,13 @@ class Shuffled:
 
 
 def loader():
-    """One that shuffles by torch's global generator."""
+    """Return a loader that shuffles by torch's global RNG."""
     inputs, target = (torch.cat(part) for part in zip(*batches(), strict=True))
     return DataLoader(TensorDataset(inputs, target), batch_size=20, shuffle=True)
 
 
 class Setting:
-    """A training with state in every part of it, and a way to save and load it."""
+    """A training with state in every part, which can be saved and loaded."""
 
     def __init__(self, source, callbacks=()):
         self.encoder, self.head = model(dropout=0.3)
@@ -75,7 +75,7 @@ def timeless(history):
 def test_resumed_is_uninterrupted(source, after):
     whole = Setting(source())
     expected = whole.training.run()
-    left = Setting(source(), [Told(interrupt_after=after)])
+    left = Setting(source(), [Recorder(interrupt_after=after)])
     assert left.training.run().stopped == "interrupted"
     torch.rand(3)
     saved = left.save()
@@ -91,10 +91,10 @@ def test_resumed_is_uninterrupted(source, after):
         assert torch.equal(one["exp_avg_sq"], other["exp_avg_sq"])
 
 
-def test_it_may_go_on_by_itself():
+def test_an_interrupted_training_can_run_again():
     whole = Setting(loader())
     expected = whole.training.run()
-    left = Setting(loader(), [Told(interrupt_after=10)])
+    left = Setting(loader(), [Recorder(interrupt_after=10)])
     assert left.training.run().stopped == "interrupted"
     torch.rand(3)
     assert timeless(left.training.run()) == timeless(expected)
@@ -102,7 +102,7 @@ def test_it_may_go_on_by_itself():
 
 
 def test_what_is_saved_within_a_run_can_be_resumed():
-    class Saves(Told):
+    class Saves(Recorder):
         def on_step(self, training):
             if training.progress.step == 6:
                 self.saved = setting.save()
@@ -116,14 +116,14 @@ def test_what_is_saved_within_a_run_can_be_resumed():
     assert_same((setting.encoder, setting.head), (resumed.encoder, resumed.head))
 
 
-def test_an_end_that_was_reached_stays_reached():
+def test_running_a_finished_training_changes_nothing():
     whole = Setting(batches())
     history = whole.training.run()
     assert whole.training.run() == history
 
 
 def test_fewer_batches_than_were_seen_are_refused():
-    left = Setting(batches(), [Told(interrupt_after=5)])
+    left = Setting(batches(), [Recorder(interrupt_after=5)])
     left.training.run()
     resumed = Setting(batches(3))
     resumed.load(left.save())

@@ -51,7 +51,7 @@ def test_evaluations_may_be_some_seconds_apart(clock):
     assert found == [False, False, True, True, False, True]
     history = trained(epochs=2, held_out=HeldOut(batches(1), seconds=2.0))[2]
     *evaluated, last = [record for record in history.records if record.held_out_loss is not None]
-    # Once in every two seconds of training; not at the end of each epoch, but at the end of all.
+    # There is one evaluation every two seconds of training and one at the end, but none per epoch.
     assert [record.seconds // 2 for record in evaluated] == list(range(1, 1 + len(evaluated)))
     assert 2 <= len(evaluated) < 8
     assert last.step == 16
@@ -64,7 +64,7 @@ def test_seconds_and_steps_between_evaluations_exclude_each_other():
         HeldOut([], seconds=0.0)
 
 
-def test_evaluations_take_none_of_the_seconds(clock):
+def test_evaluations_do_not_count_as_seconds(clock):
     def slow(hidden, batch):
         clock.sleep(0.2)
         return batch.target

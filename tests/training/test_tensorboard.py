@@ -1,4 +1,4 @@
-"""What TensorBoard reads back is what a training recorded."""
+"""TensorBoard reads back the records of a training."""
 
 import importlib.util
 import sys
@@ -11,7 +11,7 @@ from tests.training.test_logs import history, record
 
 pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("tensorboard") is None, reason="tensorboard is not installed"),
-    # Its protocol buffers, and a library that it looks for.
+    # These warnings come from protobuf and from an optional import of TensorBoard.
     pytest.mark.filterwarnings("ignore:.*:DeprecationWarning:(tensorboard|google|torch.utils.tensorboard|distutils)"),
 ]
 
@@ -40,7 +40,7 @@ def test_scalars_are_read_back(tmp_path):
         assert [value for _, value in found[name]] == pytest.approx([value for _, value in values], rel=1e-6)
 
 
-def test_steps_that_are_taken_again_give_way(tmp_path):
+def test_events_of_repeated_steps_are_purged(tmp_path):
     for steps, loss in (((1, 2, 3), 2.0), ((2, 3, 4), 1.0)):
         log = TensorBoardLog(tmp_path)
         for step in steps:
@@ -49,7 +49,7 @@ def test_steps_that_are_taken_again_give_way(tmp_path):
     assert scalars(tmp_path)["loss/held_out"] == [(1, 2.0), (2, 1.0), (3, 1.0), (4, 1.0)]
 
 
-def test_the_folder_is_made_late(tmp_path):
+def test_the_folder_is_made_at_the_first_record(tmp_path):
     log = TensorBoardLog(tmp_path / "board")
     log.on_end(None, history(stopped="failed"))
     assert not (tmp_path / "board").exists()

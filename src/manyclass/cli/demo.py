@@ -10,11 +10,7 @@ from manyclass.errors import UserError
 
 @click.command()
 @click.option(
-    "--out",
-    type=click.Path(path_type=Path),
-    default="demo-report",
-    show_default=True,
-    help="Folder for the model and the report.",
+    "--out", type=click.Path(path_type=Path), default="demo-report", show_default=True, help="Folder of the results."
 )
 @click.option(
     "--seconds",

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from manyclass.cli.options import check_device, checkpoint_option, path_argument, source_options
+from manyclass.cli.options import check_device, checkpoint_option, kept, path_argument, source_options
 from manyclass.cli.tables import print_measured
 from manyclass.errors import UserError
 
@@ -21,9 +21,6 @@ from manyclass.errors import UserError
 def evaluate(
     model: Path,
     data: Path,
-    format: str | None,
-    label: str | None,
-    labels: Path | None,
     checkpoint: str | None,
     json_file: Path | None,
     device: str,
@@ -41,7 +38,7 @@ def evaluate(
     if json_file is not None and not json_file.absolute().parent.is_dir():
         raise UserError(f"`--json` must be a file in a folder that is there, got {json_file}")
     opened = tasks.open_model(model, checkpoint=checkpoint, device=device)
-    source = tasks.Source(data, format=format, label=label, labels=labels)
+    source = tasks.Source(data, **kept("source"))
     tasks.check_source(opened.spec.task, source)
     batches, summary = opened.spec.task.evaluation_batches(opened.spec, source)
     measured = tasks.measure(opened, batches)

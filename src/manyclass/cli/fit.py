@@ -1,15 +1,25 @@
 """The command `manyclass fit`."""
 
+import functools
 import shlex
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, ClassVar
 
 import click
 
-from manyclass.cli.options import SectionedCommand, as_user_error, check_device, path_argument, source_options
+from manyclass.cli.options import (
+    SectionedCommand,
+    apply,
+    as_user_error,
+    check_device,
+    kept,
+    kept_option,
+    path_argument,
+    source_options,
+)
 from manyclass.cli.progress import reading
 from manyclass.cli.tables import print_measured
 from manyclass.errors import DiskFullError, UserError
@@ -17,8 +27,6 @@ from manyclass.registry import OBJECTIVES, OPTIMIZERS, SAMPLERS
 
 if TYPE_CHECKING:
     from manyclass.tasks import TrainingData
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 
 def _parse_k(text: str) -> int | str:
@@ -35,36 +43,11 @@ def _parse_widths(text: str) -> tuple[int, ...]:
     return tuple(map(int, parts))
 
 
-_PARSERS: dict[str, Callable[[str], object]] = {"k": _parse_k, "hidden_layers": _parse_widths}
-
-
-def _given(context: click.Context) -> dict[str, Any]:
-    """Return the settings given on the command line, by the names of `Settings`."""
-    found: dict[str, Any] = context.meta.setdefault("manyclass.settings", {})
-    return found
-
-
-def _keep(context: click.Context, option: click.Parameter, value: Any) -> None:
-    if value is not None and option.name is not None:
-        _given(context)[option.name] = _PARSERS[option.name](value) if option.name in _PARSERS else value
-
-
-def _setting(name: str, *, help: str, type: Any = None, metavar: str | None = None) -> Callable[[F], F]:
-    """Make an option whose value goes into `_given`."""
-    flag = "/" in name
-    names = (name, "hidden_layers") if name == "--hidden" else (name,)
-    return click.option(
-        *names,
-        type=None if flag else type,
-        metavar=metavar,
-        default=None,
-        help=help,
-        expose_value=False,
-        callback=_keep,
-    )
-
-
-_SETTINGS: tuple[Callable[[Any], Any], ...] = (
+_setting = functools.partial(kept_option, "settings")
+_SAMPLER = f"How to choose the classes a step scores: {', '.join(SAMPLERS)}."
+_OBJECTIVE = f"Objective to maximise: {', '.join(OBJECTIVES)}."
+_HIDDEN = "Features: widths of the hidden layers, as in 512,128; default: none, a linear model."
+_SETTINGS = (
     _setting("--epochs", type=int, help="Passes over the data."),
     _setting("--seconds", type=float, help="Seconds to train, instead of epochs."),
     _setting("--patience", type=int, help="Stop after this many evaluations in a row without a new best."),
@@ -72,24 +55,17 @@ _SETTINGS: tuple[Callable[[Any], Any], ...] = (
     _setting("--optimizer", type=click.Choice([*OPTIMIZERS]), help="Optimiser of the class and input vectors."),
     _setting("--learning-rate", type=float, help="Learning rate of the class and input vectors."),
     _setting("--encoder-learning-rate", type=float, help="Learning rate of all other parameters, trained by Adam."),
-    _setting("--decay/--no-decay", help="Decay the learning rates linearly to 0 over the epochs."),
+    _setting(
+        "--decay/--no-decay",
+        help="Decay the learning rates linearly to 0; default: for text and sequences.",
+    ),
     _setting("--clip", type=float, help="Clip the gradient norm at this value."),
-    _setting(
-        "--sampler",
-        type=click.Choice([*SAMPLERS]),
-        metavar="NAME",
-        help=f"How to choose the classes a step scores: {', '.join(SAMPLERS)}.",
-    ),
-    _setting(
-        "--objective",
-        type=click.Choice([*OBJECTIVES]),
-        metavar="NAME",
-        help=f"Objective to maximise: {', '.join(OBJECTIVES)}.",
-    ),
-    _setting("--k", help="Classes drawn per step, or auto: as many as --rmse-log-z takes."),
+    _setting("--sampler", type=click.Choice([*SAMPLERS]), metavar="NAME", help=_SAMPLER),
+    _setting("--objective", type=click.Choice([*OBJECTIVES]), metavar="NAME", help=_OBJECTIVE),
+    _setting("--k", parse=_parse_k, help="Classes drawn per step, or auto: as many as --rmse-log-z takes."),
     _setting("--rmse-log-z", type=float, help="With --k auto, the error of log Z̃ to keep to; default: 0.1."),
     _setting("--dim", type=int, help="Dimension of the class vectors; not for features."),
-    _setting("--hidden", help="Features: widths of the hidden layers, as in 512,128; default: none, a linear model."),
+    _setting("--hidden hidden_layers", parse=_parse_widths, help=_HIDDEN),
     _setting("--rank", type=int, help="Features: project them linearly to this many dimensions."),
     _setting("--layers", type=int, help="Text, sequences: layers of the LSTM."),
     _setting("--dropout", type=float, help="Text, sequences: dropout of the LSTM."),
@@ -100,10 +76,14 @@ _SETTINGS: tuple[Callable[[Any], Any], ...] = (
 )
 
 
-def _settings(function: F) -> F:
-    for option in reversed(_SETTINGS):
-        function = option(function)
-    return function
+_EVALUATED = "Held-out examples per evaluation, default: 20000; the last evaluation uses all."
+_PROBE = "Steps between probes of the error of log Z̃, default: 200; 0: no probes."
+_EVALUATE = "Steps between evaluations; default: an epoch."
+_SCHEDULE = (
+    kept_option("schedule", "--evaluate-every", type=click.IntRange(min=1), help=_EVALUATE),
+    kept_option("schedule", "--evaluated", type=click.IntRange(min=1), help=_EVALUATED),
+    kept_option("schedule", "--probe-every", type=click.IntRange(min=0), help=_PROBE),
+)
 
 
 class _Fit(SectionedCommand):
@@ -123,18 +103,8 @@ class _Fit(SectionedCommand):
     "--out", type=click.Path(path_type=Path), required=True, metavar="MODEL", help="Folder for the model and its logs."
 )
 @source_options(training=True)
-@_settings
-@click.option("--evaluate-every", type=click.IntRange(min=1), help="Steps between evaluations; default: an epoch.")
-@click.option(
-    "--evaluated",
-    type=click.IntRange(min=1),
-    help="Held-out examples per evaluation, default: 20000; the last evaluation uses all.",
-)
-@click.option(
-    "--probe-every",
-    type=click.IntRange(min=0),
-    help="Steps between probes of the error of log Z̃, default: 200; 0: no probes.",
-)
+@apply(_SETTINGS)
+@apply(_SCHEDULE)
 @click.option(
     "--checkpoint-every",
     type=click.FloatRange(min=0),
@@ -147,23 +117,12 @@ class _Fit(SectionedCommand):
 @click.option("--report/--no-report", default=True, help="Write report.html.")
 @click.option("--resume", "resumed", is_flag=True, help="Resume the training in MODEL.")
 @click.option("--from-previous", is_flag=True, help="With --resume: start from the checkpoint before the newest.")
-@click.pass_context
 def fit(
-    context: click.Context,
     data: Path | None,
     out: Path,
     text: bool,
     sequences: bool,
     triples: bool,
-    held_out: Path | None,
-    format: str | None,
-    label: str | None,
-    labels: Path | None,
-    split: str | None,
-    min_count: int | None,
-    evaluate_every: int | None,
-    evaluated: int | None,
-    probe_every: int | None,
     checkpoint_every: float,
     device: str | None,
     log: str | None,
@@ -189,14 +148,12 @@ def fit(
         raise UserError("`--from-previous` must come with `--resume`")
     if data is None and not resumed:
         raise UserError("`DATA` must be given: the file to learn from")
-    reads = {"held-out": held_out, "format": format, "label": label, "labels": labels, "split": split}
-    for name, value in {**reads, "min-count": min_count}.items():
-        if data is None and value is not None:
-            raise UserError(f"`--{name}` must come with `DATA`, got {value} alone")
+    for name, value in kept("source").items() if data is None else ():
+        raise UserError(f"`--{name.replace('_', '-')}` must come with `DATA`, got {value} alone")
     kinds = [name for name, chosen in (("text", text), ("sequences", sequences), ("triples", triples)) if chosen]
     if len(kinds) > 1:
         raise UserError(f"`--{kinds[0]}` and `--{kinds[1]}` must not both be given")
-    given = _given(context)
+    given, schedule = kept("settings"), kept("schedule")
     with as_user_error():
         settings = tasks.Settings(**given)
         if report:
@@ -204,13 +161,11 @@ def fit(
         callbacks: list[Callback] = [ProgressLine()]
         if log == "tensorboard":
             callbacks.append(TensorBoardLog(out / "tensorboard"))
-    source = None if data is None else tasks.Source(data, held_out, format, label, labels, split, min_count)
-    schedule = {"evaluate_every": evaluate_every, "evaluated": evaluated, "probe_every": probe_every}
-    schedule = {name: value for name, value in schedule.items() if value is not None}
+    source = None if data is None else tasks.Source(data, **kept("source"))
     options = tasks.RunOptions(
-        **schedule,  # type: ignore[arg-type]
+        **schedule,
         # A run limited by time shows some progress, even if it does not complete an epoch.
-        evaluate_seconds=settings.seconds / 10 if settings.seconds and not evaluate_every else None,
+        evaluate_seconds=settings.seconds / 10 if settings.seconds and "evaluate_every" not in schedule else None,
         checkpoint_every=checkpoint_every,
         device=device,
         progress=reading(),

@@ -1,6 +1,7 @@
 """Options and checks that several commands share."""
 
-from collections.abc import Callable, Iterator
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -37,48 +38,71 @@ def path_argument() -> click.Path:
     return click.Path(path_type=Path)
 
 
+def kept_option(
+    group: str,
+    flag: str,
+    *,
+    help: str,
+    type: Any = None,
+    metavar: str | None = None,
+    parse: Callable[[Any], object] | None = None,
+) -> Callable[[F], F]:
+    """Return an option whose value, if given, goes into `kept(group)` instead of the arguments of the command."""
+
+    def keep(context: click.Context, option: click.Parameter, value: Any) -> None:
+        if value is not None:
+            kept(group)[str(option.name)] = value if parse is None else parse(value)
+
+    # Without default=None a flag that is not given would be False.
+    shown = {"type": type, "metavar": metavar, "help": help}
+    return click.option(*flag.split(), **shown, default=None, expose_value=False, callback=keep)
+
+
+def kept(group: str) -> dict[str, Any]:
+    """Return the options of a group that were given on the command line, by name."""
+    found: dict[str, Any] = click.get_current_context().meta.setdefault(f"manyclass.{group}", {})
+    return found
+
+
+def apply(options: Sequence[Callable[[Any], Any]]) -> Callable[[F], F]:
+    """Return a decorator that adds options in the order given."""
+    return lambda function: functools.reduce(lambda command, option: option(command), reversed(options), function)
+
+
 def checkpoint_option() -> Callable[[F], F]:
     """Return the option that chooses a checkpoint of a model."""
     names = click.Choice(["best", "newest", "previous"])
     return click.option("--checkpoint", type=names, help="Which checkpoint to load; default: best.")
 
 
+_FORMATS = "Rows: svmlight, csv, tsv, parquet, npz or npy; default: by the file's ending."
+_LABEL = "Tables: column of the labels; default: label, target, class or y."
+_READING = (
+    kept_option("source", "--format", help=_FORMATS),
+    kept_option("source", "--label", metavar="COLUMN", help=_LABEL),
+    kept_option("source", "--labels", type=path_argument(), metavar="FILE", help="With .npy: a .npy file of labels."),
+)
+_SPLIT = "Text: split into tokens at spaces, or into words; default: spaces."
+_MIN_COUNT = "Text: tokens rarer than this become one class, <unk>."
+_HELD_OUT = "File to evaluate on; default: a part of DATA."
+
+
 def source_options(*, training: bool) -> Callable[[F], F]:
     """Return the options of how to read data; a trained model knows its kind of data and how text is split."""
-    options = [
-        click.option("--format", help="Rows: svmlight, csv, tsv, parquet, npz or npy; default: by the file's ending."),
-        click.option(
-            "--label", metavar="COLUMN", help="Tables: column of the labels; default: label, target, class or y."
-        ),
-        click.option("--labels", type=path_argument(), metavar="FILE", help="With .npy: a .npy file of labels."),
-    ]
-    if training:
-        options = [
+    if not training:
+        return apply(_READING)
+    triples = "DATA has triples, or is a folder with train, valid and test."
+    return apply(
+        (
             click.option("--text", is_flag=True, help="DATA is text, or a folder with train.txt and valid.txt."),
             click.option("--sequences", is_flag=True, help="DATA has a user and an item in each line."),
-            click.option(
-                "--triples", is_flag=True, help="DATA has triples, or is a folder with train, valid and test."
-            ),
-            click.option(
-                "--held-out", type=path_argument(), metavar="FILE", help="File to evaluate on; default: a part of DATA."
-            ),
-            *options,
-            click.option(
-                "--split",
-                type=click.Choice(["spaces", "words"]),
-                help="Text: split into tokens at spaces, or into words; default: spaces.",
-            ),
-            click.option(
-                "--min-count", type=click.IntRange(min=1), help="Text: tokens rarer than this become one class, <unk>."
-            ),
-        ]
-
-    def decorate(function: F) -> F:
-        for option in reversed(options):
-            function = option(function)
-        return function
-
-    return decorate
+            click.option("--triples", is_flag=True, help=triples),
+            kept_option("source", "--held-out", type=path_argument(), metavar="FILE", help=_HELD_OUT),
+            *_READING,
+            kept_option("source", "--split", type=click.Choice(["spaces", "words"]), help=_SPLIT),
+            kept_option("source", "--min-count", type=click.IntRange(min=1), help=_MIN_COUNT),
+        )
+    )
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TextIO
 
 import click
 
-from manyclass.cli.options import as_user_error, check_device, checkpoint_option, path_argument, source_options
+from manyclass.cli.options import as_user_error, check_device, checkpoint_option, kept, path_argument, source_options
 from manyclass.data.files import STANDARD_INPUT
 from manyclass.errors import UserError
 
@@ -53,9 +53,6 @@ _SPACES = str.maketrans("\t\r\n", "   ")
 def predict(
     model: Path,
     data: Path,
-    format: str | None,
-    label: str | None,
-    labels: Path | None,
     top: int,
     indexed: bool,
     recall: float,
@@ -86,7 +83,7 @@ def predict(
     # An index is tuned on the first examples, which are read again for the predictions.
     once = opened.spec.task.by_line and not indexed
     with _input(data, once=once) as path, _output(out) as file:
-        source = tasks.Source(path, format=format, label=label, labels=labels)
+        source = tasks.Source(path, **kept("source"))
         tasks.check_source(opened.spec.task, source)
         index = None
         if indexed:

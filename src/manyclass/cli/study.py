@@ -24,14 +24,14 @@ from manyclass.errors import UserError
     type=click.Choice(["spaces", "words"]),
     default="spaces",
     show_default=True,
-    help="Split into tokens at spaces, or into words.",
+    help="How to split text.",
 )
 @click.option(
     "--min-count",
     type=click.IntRange(min=1),
     default=1,
     show_default=True,
-    help="Tokens rarer than this become one class, <unk>.",
+    help="Rarer tokens become a class, <unk>.",
 )
 @click.option(
     "--out", type=click.Path(path_type=Path), default="study-report", show_default=True, help="Folder for the report."

@@ -13,8 +13,7 @@ class ComplEx(nn.Module):
     outputs are queries [B, 2·rank].
 
     Args:
-        entities: [E, 2·rank]; a head may be tied to it. Its rows should start small, with standard deviation
-            `INITIAL_STD`, as those of relations do.
+        entities: [E, 2·rank], with an initial standard deviation of `INITIAL_STD`; a head may be tied to it.
         num_relations: number of relations, reciprocal ones included.
     """
 

@@ -49,8 +49,7 @@ class FeatureEncoder(nn.Module):
 
     Args:
         num_features: F.
-        sparse: whether inputs are mostly sparse, `{"columns", "starts", "values"}`, rather than matrices [B, F]. Both
-            are accepted and give the same result.
+        sparse: whether inputs are mostly `{"columns", "starts", "values"}`, not matrices [B, F]; both are accepted.
         rank: project linearly to this many dimensions. None: 256 if inputs are sparse and F is above 2,048, so that a
             class has a weight per dimension instead of per feature; else no projection.
         hidden_layers: widths of a network, each layer followed by a ReLU.
@@ -84,8 +83,7 @@ class FeatureEncoder(nn.Module):
         """Return the vectors [B, dim]."""
         if isinstance(inputs, dict) and not (self.layers and isinstance(self.layers[0], FeatureBag)):
             inputs = self._matrix(inputs)
-        hidden: Tensor = self.layers(inputs)
-        return hidden
+        return self.layers(inputs)  # type: ignore[no-any-return]
 
     def sparse_parameters(self) -> list[nn.Parameter]:
         """Return the parameters with sparse gradients, for a row optimiser."""

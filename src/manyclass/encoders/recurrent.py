@@ -39,5 +39,4 @@ class Recurrent(nn.Module):
             hidden = hidden[torch.arange(len(hidden), device=hidden.device), inputs["last"]]
         elif isinstance(inputs, dict):
             hidden = hidden[:, inputs["skip"] :]
-        out: Tensor = self.dropout(hidden)
-        return out
+        return self.dropout(hidden)  # type: ignore[no-any-return]

@@ -91,8 +91,7 @@ class Labels:
         alike = own.kind == other.kind or any(
             {own.kind, other.kind} <= set(kinds) for kinds in (_NUMBER_KINDS, _STRING_KINDS)
         )
-        # NumPy casts a mix of signed and unsigned integers, or of integers and floats, to floats, where large integers
-        # are no longer distinct; objects may have any type.
+        # NumPy compares mixed types as floats, where large integers are no longer distinct.
         if {own.kind, other.kind} == {"i", "u"}:
             alike = np.result_type(own, other).kind != "f"
         elif {own.kind, other.kind} in ({"i", "f"}, {"u", "f"}):

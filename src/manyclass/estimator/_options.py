@@ -27,8 +27,7 @@ class Options:
     """The parameters of `ManyClassClassifier`, except `random_state`.
 
     Raises:
-        TypeError: a parameter has the wrong type.
-        ValueError: a parameter is out of range or not a known name.
+        TypeError, ValueError: a parameter has the wrong type, is out of range, or is not a known name.
     """
 
     hidden_layers: Sequence[int]

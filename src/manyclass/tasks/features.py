@@ -46,8 +46,8 @@ class FeaturesTask:
     """Rows of features: svmlight, CSV, TSV, Parquet, .npz, .npy. The model is linear unless it has hidden layers."""
 
     kind = "features"
-    source_fields = ("held_out", "format", "label", "labels")
-    settings_fields = ("hidden_layers", "rank")
+    source_fields: tuple[str, ...] = ("held_out", "format", "label", "labels")
+    settings_fields: tuple[str, ...] = ("hidden_layers", "rank")
     defaults = Settings(
         epochs=10,
         batch_size=256,
@@ -57,9 +57,9 @@ class FeaturesTask:
         decay=False,
         hidden_layers=(),
     )
-    metrics = ("accuracy", "accuracy@5")
+    metrics: tuple[str, ...] = ("accuracy", "accuracy@5")
     best_by = "loss"
-    allows_seen = None
+    allows_seen: bool | None = None
     by_line = False
 
     def read(
@@ -121,9 +121,7 @@ class FeaturesTask:
             raise UserError(f"`data` must have labels to evaluate on, got none in {source.data}")
         return LabelledChunks(reader, spec.names), (f"{source.data.name}",)
 
-    def predict_batches(
-        self, spec: ModelSpec, source: Source, *, size: int, with_seen: bool = True
-    ) -> Iterator[PredictBatch]:
+    def predict_batches(self, spec: ModelSpec, source: Source, *, size: int, seen: bool) -> Iterator[PredictBatch]:
         """Iterate over rows, shown by their number."""
         number = 0
         for chunk in _reader(spec, source, labelled=False).chunks():

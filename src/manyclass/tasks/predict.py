@@ -65,7 +65,7 @@ def open_index(model: Model, source: Source, folder: Path, *, k: int, recall: fl
             pass  # The index is damaged or of another model, so it is built again.
     rows = []
     with eval_mode(model):
-        for batch in model.spec.task.predict_batches(model.spec, source, size=_BATCH, with_seen=False):
+        for batch in model.spec.task.predict_batches(model.spec, source, size=_BATCH, seen=False):
             rows.append(model.encoder(moved(batch.inputs, model.device)))
             if sum(map(len, rows)) >= _TUNING_EXAMPLES:
                 break
@@ -106,7 +106,7 @@ def predict(
     task = model.spec.task
     allow_seen = task.allows_seen if allow_seen is None else allow_seen
     with eval_mode(model):
-        for batch in task.predict_batches(model.spec, source, size=_BATCH, with_seen=not allow_seen):
+        for batch in task.predict_batches(model.spec, source, size=_BATCH, seen=not allow_seen):
             hidden = model.encoder(moved(batch.inputs, model.device))
             exclude = None if allow_seen else moved(batch.seen, model.device)
             found = top(

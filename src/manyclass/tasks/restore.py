@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -53,48 +53,42 @@ def _other(folder: Path, checkpoint: str) -> str:
     return f"{path} can be read: resume {option}"
 
 
-def restore(
-    state: dict[str, Any],
-    path: Path,
-    *,
-    model: Model,
-    optimizers: Sequence[Optimizer],
-    schedulers: Sequence[LambdaLR],
-    training: Training,
-    batches: int,
-) -> None:
-    """Load the state of a checkpoint into the parts of a training.
+@dataclass(frozen=True)
+class Run:
+    """The parts of a training, and its batches per epoch."""
 
-    Args:
-        state: of the checkpoint.
-        path: its file, for errors.
-        model: to restore, newly built, as the following ones.
-        optimizers: to restore.
-        schedulers: to restore.
-        training: to restore.
-        batches: per epoch.
+    model: Model
+    optimizers: Sequence[Optimizer]
+    schedulers: Sequence[LambdaLR]
+    training: Training
+    batches: int
+
+
+def restore(run: Run, state: dict[str, Any], path: Path) -> None:
+    """Load the state of a checkpoint, read from a path, into the parts of a training that has not started.
 
     Raises:
         UserError: the state is not that of a training, or that of another one.
     """
+    model, training = run.model, run.training
     try:
         saved = spec_from_content(state["model"], path)
         if saved.names != model.names or not torch.equal(saved.counts, model.spec.counts):
             raise UserError(f"`data` must be what the training began with, got other classes than {path} has")
         if _lasting(saved.settings) != _lasting(model.spec.settings):
             raise ValueError("it was trained with other settings")
-        _check_training(state["training"], training.state_dict(), batches)
-        for optimizer, own in zip(optimizers, state["optimizers"], strict=True):
+        _check_training(state["training"], training.state_dict(), run.batches)
+        for optimizer, own in zip(run.optimizers, state["optimizers"], strict=True):
             _check_optimizer(own, optimizer)
-        for scheduler, own in zip(schedulers, state["schedulers"], strict=True):
+        for scheduler, own in zip(run.schedulers, state["schedulers"], strict=True):
             _check_alike("a schedule", own, scheduler.state_dict())
         for name, value in state["state_dict"].items():
             if isinstance(value, Tensor) and value.is_floating_point() and not value.isfinite().all():
                 raise ValueError(f"{name} is not finite")
         model.load_state_dict(state["state_dict"])
-        for optimizer, own in zip(optimizers, state["optimizers"], strict=True):
+        for optimizer, own in zip(run.optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(own)
-        for scheduler, own in zip(schedulers, state["schedulers"], strict=True):
+        for scheduler, own in zip(run.schedulers, state["schedulers"], strict=True):
             scheduler.load_state_dict(own)
         training.load_state_dict(state["training"])
     except (LookupError, TypeError, ValueError, RuntimeError, AttributeError, ArithmeticError) as error:

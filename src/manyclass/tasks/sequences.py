@@ -34,8 +34,8 @@ class SequencesTask:
     """Interactions, `user item` a line in time order; the last item of each user is for testing."""
 
     kind = "sequences"
-    source_fields = ()
-    settings_fields = ("dim", "layers", "dropout", "length", "tied")
+    source_fields: tuple[str, ...] = ()
+    settings_fields: tuple[str, ...] = ("dim", "layers", "dropout", "length", "tied")
     defaults = Settings(
         epochs=30,
         batch_size=256,
@@ -51,9 +51,9 @@ class SequencesTask:
         length=50,
         tied=True,
     )
-    metrics = ("HR@10", "NDCG@10")
+    metrics: tuple[str, ...] = ("HR@10", "NDCG@10")
     best_by = "NDCG@10"
-    allows_seen = False
+    allows_seen: bool | None = False
     by_line = False
 
     def read(
@@ -98,12 +98,10 @@ class SequencesTask:
         )
         return LastItems(last), (summary, *_unknown(sequences))
 
-    def predict_batches(
-        self, spec: ModelSpec, source: Source, *, size: int, with_seen: bool = True
-    ) -> Iterator[PredictBatch]:
+    def predict_batches(self, spec: ModelSpec, source: Source, *, size: int, seen: bool) -> Iterator[PredictBatch]:
         """Iterate over users, whose next item is to be predicted."""
         sequences = _read(spec, source)
-        after = sequences.last_batches("next", size, length=spec.settings.length or 1, seen=with_seen)
+        after = sequences.last_batches("next", size, length=spec.settings.length or 1, seen=seen)
         if sequences.unknown:
             dropped = sequences.num_users - len(after.users)
             also = f", and {dropped:,} users without other items" if dropped else ""

@@ -124,29 +124,14 @@ class Task(Protocol):
         by_line: whether each line is an example, so that lines of the standard input, `-`, are answered one by one.
     """
 
-    @property
-    def kind(self) -> str: ...
-
-    @property
-    def source_fields(self) -> Sequence[str]: ...
-
-    @property
-    def settings_fields(self) -> Sequence[str]: ...
-
-    @property
-    def defaults(self) -> Settings: ...
-
-    @property
-    def metrics(self) -> Sequence[str]: ...
-
-    @property
-    def best_by(self) -> str: ...
-
-    @property
-    def allows_seen(self) -> bool | None: ...
-
-    @property
-    def by_line(self) -> bool: ...
+    kind: str
+    source_fields: tuple[str, ...]
+    settings_fields: tuple[str, ...]
+    defaults: Settings
+    metrics: tuple[str, ...]
+    best_by: str
+    allows_seen: bool | None
+    by_line: bool
 
     def read(
         self, source: Source, settings: Settings, folder: Path, progress: ReadProgress | None = None
@@ -162,9 +147,7 @@ class Task(Protocol):
         """Return batches to evaluate a model on, and lines that describe them."""
         ...
 
-    def predict_batches(
-        self, spec: ModelSpec, source: Source, *, size: int, with_seen: bool = True
-    ) -> Iterator[PredictBatch]:
+    def predict_batches(self, spec: ModelSpec, source: Source, *, size: int, seen: bool) -> Iterator[PredictBatch]:
         """Iterate over the examples to predict as they are read, with the classes they already have or without."""
         ...
 

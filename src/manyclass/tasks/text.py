@@ -84,8 +84,8 @@ class TextTask:
     """Plain text, split at spaces or into words: a class is a token, an example is the tokens before it."""
 
     kind = "text"
-    source_fields = ("held_out", "split", "min_count")
-    settings_fields = ("dim", "layers", "dropout", "length", "tied")
+    source_fields: tuple[str, ...] = ("held_out", "split", "min_count")
+    settings_fields: tuple[str, ...] = ("dim", "layers", "dropout", "length", "tied")
     defaults = Settings(
         epochs=10,
         batch_size=32,
@@ -100,9 +100,9 @@ class TextTask:
         length=70,
         tied=True,
     )
-    metrics = ("accuracy", "accuracy@10")
+    metrics: tuple[str, ...] = ("accuracy", "accuracy@10")
     best_by = "loss"
-    allows_seen = None
+    allows_seen: bool | None = None
     by_line = True
 
     def read(
@@ -149,9 +149,7 @@ class TextTask:
             summary += f", and {unknown:,} that the model does not know {what}"
         return ContextWindows(ids, start=_start(spec.names)), (summary,)
 
-    def predict_batches(
-        self, spec: ModelSpec, source: Source, *, size: int, with_seen: bool = True
-    ) -> Iterator[PredictBatch]:
+    def predict_batches(self, spec: ModelSpec, source: Source, *, size: int, seen: bool) -> Iterator[PredictBatch]:
         """Iterate over lines, whose next token is to be predicted."""
         split, start = SPLITS[spec.config["split"]], _start(spec.names)
         for batch in line_batches(source.data, size):

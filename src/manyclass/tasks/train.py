@@ -6,8 +6,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LambdaLR
 
 from manyclass import _check
 from manyclass.errors import UserError
@@ -15,7 +13,7 @@ from manyclass.tasks.measure import Measured, measure
 from manyclass.tasks.metrics import rank_metrics
 from manyclass.tasks.model import Model
 from manyclass.tasks.optimizers import make_optimizers, make_schedulers
-from manyclass.tasks.restore import restore
+from manyclass.tasks.restore import Run, restore
 from manyclass.tasks.size import check_size
 from manyclass.tasks.task import ModelSpec, ReadProgress, TrainingData
 from manyclass.training import (
@@ -87,18 +85,6 @@ class Fitted:
     summary: Sequence[str]
 
 
-@dataclass(frozen=True)
-class _Run:
-    """The parts of a training, put together."""
-
-    model: Model
-    optimizers: Sequence[Optimizer]
-    schedulers: Sequence[LambdaLR]
-    checkpoints: Checkpoints
-    log: CSVLog
-    training: Training
-
-
 def train(
     data: TrainingData,
     folder: Path,
@@ -121,19 +107,12 @@ def train(
     Raises:
         UserError: the model cannot be built, a checkpoint is refused, or the training diverged.
     """
-    run = _assemble(data, folder, options)
+    log = CSVLog(folder / "log.csv", metrics=data.spec.task.metrics)
+    run, checkpoints = _assemble(data, folder, options, log)
     if resume is not None:
-        restore(
-            run.checkpoints.resume(resume),
-            folder / f"{resume}.safetensors",
-            model=run.model,
-            optimizers=run.optimizers,
-            schedulers=run.schedulers,
-            training=run.training,
-            batches=len(data.train),
-        )
+        restore(run, checkpoints.resume(resume), folder / f"{resume}.safetensors")
     try:
-        run.log.check()
+        log.check()
     except (ValueError, OSError) as error:
         raise UserError(f"cannot go on with the log: {error}; it may be moved away") from None
     if on_start is not None:
@@ -156,7 +135,7 @@ def train(
     return Fitted(run.model, history, measure(run.model, data.held_out(None)), data.summary)
 
 
-def _assemble(data: TrainingData, folder: Path, options: RunOptions) -> _Run:
+def _assemble(data: TrainingData, folder: Path, options: RunOptions, log: CSVLog) -> tuple[Run, Checkpoints]:
     """Build the model and everything that trains it."""
     task, settings = data.spec.task, data.spec.settings
     torch.manual_seed(settings.seed)
@@ -174,7 +153,6 @@ def _assemble(data: TrainingData, folder: Path, options: RunOptions) -> _Run:
         }
 
     checkpoints = Checkpoints(folder, state, model=model.content, every=options.checkpoint_every, by=task.best_by)
-    log = CSVLog(folder / "log.csv", metrics=task.metrics)
     penalty = data.penalty
     training = Training(
         model.head,
@@ -199,7 +177,7 @@ def _assemble(data: TrainingData, folder: Path, options: RunOptions) -> _Run:
         callbacks=[log, *options.callbacks, checkpoints],
         seed=settings.seed,
     )
-    return _Run(model, optimizers, schedulers, checkpoints, log, training)
+    return Run(model, optimizers, schedulers, training, len(data.train)), checkpoints
 
 
 def _build_model(spec: ModelSpec, device: str) -> Model:

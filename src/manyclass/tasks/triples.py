@@ -55,14 +55,14 @@ class TriplesTask:
     """Knowledge-graph triples, `head TAB relation TAB tail` a line; reciprocal relations predict heads."""
 
     kind = "triples"
-    source_fields = ("held_out",)
-    settings_fields = ("dim", "regulariser")
+    source_fields: tuple[str, ...] = ("held_out",)
+    settings_fields: tuple[str, ...] = ("dim", "regulariser")
     defaults = Settings(
         epochs=30, batch_size=1000, optimizer="adagrad", learning_rate=0.1, decay=False, dim=200, regulariser=0.05
     )
-    metrics = ("MRR", "hits@1", "hits@3", "hits@10")
+    metrics: tuple[str, ...] = ("MRR", "hits@1", "hits@3", "hits@10")
     best_by = "MRR"
-    allows_seen = True
+    allows_seen: bool | None = True
     by_line = True
 
     def read(
@@ -136,11 +136,9 @@ class TriplesTask:
             summary += f"; {unknown:,} of entities or relations that the model does not know are left out"
         return TripleBatches(both_ways(ids, len(relations)), EVALUATION_BATCH, known=_known(spec, read)), (summary,)
 
-    def predict_batches(
-        self, spec: ModelSpec, source: Source, *, size: int, with_seen: bool = True
-    ) -> Iterator[PredictBatch]:
+    def predict_batches(self, spec: ModelSpec, source: Source, *, size: int, seen: bool) -> Iterator[PredictBatch]:
         """Iterate over lines that leave the tail or the head open."""
-        relations, known = Names(spec.config["relations"]), _known(spec) if with_seen else None
+        relations, known = Names(spec.config["relations"]), _known(spec) if seen else None
         for batch in line_batches(source.data, size):
             shown, pairs, fault = list[str](), list[tuple[int, int, int]](), None
             for number, line in batch:

@@ -30,10 +30,9 @@ class Limits:
     def __post_init__(self) -> None:
         if self.epochs is self.steps is self.seconds is None:
             raise ValueError("`epochs`, `steps` or `seconds` must be given, got None for each")
-        if self.epochs is not None:
-            _check.whole("epochs", self.epochs, 1)
-        if self.steps is not None:
-            _check.whole("steps", self.steps, 1)
+        for name, limit in (("epochs", self.epochs), ("steps", self.steps)):
+            if limit is not None:
+                _check.whole(name, limit, 1)
         if self.seconds is not None:
             _check.number("seconds", self.seconds, low=0, strict=True)
 
@@ -89,13 +88,7 @@ class Best:
 
     def state_dict(self) -> dict[str, Any]:
         """Return all that `load_state_dict` needs."""
-        return {
-            "cost": self.cost,
-            "loss": self.loss,
-            "step": self.step,
-            "waited": self.waited,
-            "tensors": self._tensors,
-        }
+        return {**{name: getattr(self, name) for name in ("cost", "loss", "step", "waited")}, "tensors": self._tensors}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take the state of another `Best`."""
