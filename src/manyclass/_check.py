@@ -56,7 +56,7 @@ def tensor(name: str, value: object) -> Tensor:
     return value
 
 
-def whole(name: str, value: object, low: int, high: int | None = None) -> int:
+def integer(name: str, value: object, low: int, high: int | None = None) -> int:
     """Check that the value is an int in [low, high], and return it."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"`{name}` must be an int, got {value!r}")
@@ -136,7 +136,7 @@ def ids(
     return value
 
 
-def masses(name: str, value: object, num_classes: int | None = None) -> Tensor:
+def nonnegative_vector(name: str, value: object, num_classes: int | None = None) -> Tensor:
     """Check a vector of finite non-negative numbers, not all zero; return float64. It synchronises with a GPU."""
     value = tensor(name, value)
     if value.is_complex() or value.dtype == torch.bool:
@@ -168,7 +168,7 @@ def finite_loss(loss: Tensor, **sources: Tensor | None) -> None:
     raise DivergedError(f"The loss of example {example} is NaN, though no argument holds one: infinite scores?")
 
 
-def place(name: str | torch.device) -> torch.device:
+def available_device(name: str | torch.device) -> torch.device:
     """Return a device that exists on this machine and can draw random numbers, which "meta" cannot.
 
     Raises:

@@ -37,7 +37,7 @@ class ClassCounts(nn.Module):
     def __init__(self, counts: Tensor, *, smoothing: float = 1.0) -> None:
         super().__init__()
         self.smoothing = _check.number("smoothing", smoothing, low=0)
-        self._store(_check.masses("counts", counts).clone())
+        self._store(_check.nonnegative_vector("counts", counts).clone())
 
     @classmethod
     def from_targets(cls, targets: Tensor, num_classes: int, *, smoothing: float = 1.0) -> "ClassCounts":
@@ -49,7 +49,7 @@ class ClassCounts(nn.Module):
     @classmethod
     def streaming(cls, num_classes: int, *, smoothing: float = 1.0) -> "ClassCounts":
         """Return counts that start at zero and grow by `update`."""
-        _check.whole("num_classes", num_classes, 1)
+        _check.integer("num_classes", num_classes, 1)
         counts = cls(torch.ones(num_classes), smoothing=smoothing)
         counts.raw.zero_()
         return counts
@@ -102,7 +102,7 @@ class ClassCounts(nn.Module):
 
     def resize(self, num_classes: int) -> None:
         """Add unseen classes, or drop the last ones."""
-        _check.whole("num_classes", num_classes, 1)
+        _check.integer("num_classes", num_classes, 1)
         counts = self.raw.new_zeros(num_classes)
         kept = min(num_classes, self.num_classes)
         counts[:kept] = self.raw[:kept]
@@ -122,7 +122,7 @@ def _check_total(weights: Tensor) -> float:
 
 def exponent(frequency: Tensor, k: int) -> float:
     """Solve Σ f^α = k for α in [0, 1], over the classes with f > 0, for frequencies f that sum to at most 1."""
-    _check.whole("k", k, 1, len(frequency))
+    _check.integer("k", k, 1, len(frequency))
     f = frequency[frequency > 0]
     if k > len(f):
         raise ValueError(

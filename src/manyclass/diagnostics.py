@@ -86,7 +86,7 @@ def diagnose(
         >>> 0 < report.rmse_log_z < 1
         True
     """
-    _check.whole("draws", draws, 1)
+    _check.integer("draws", draws, 1)
     batch = flatten_examples(hidden.detach(), target, head.num_classes).present()
     if generator is None:
         generator = torch.Generator(hidden.device).manual_seed(0)

@@ -120,4 +120,4 @@ def check_device(name: str | None) -> None:
 
     if name is not None:
         with as_user_error():
-            _check.place(name)
+            _check.available_device(name)

@@ -144,7 +144,7 @@ class RowBatches:
         weight: "np.ndarray[Any, Any] | None" = None,
     ) -> None:
         self._rows, self._seed, self._weight = rows, seed, weight
-        self._size = _check.whole("size", size, 1)
+        self._size = _check.integer("size", size, 1)
         self._epoch = 0
         self._chosen = np.arange(len(rows)) if chosen is None else chosen
         if rows.starts is None:

@@ -106,8 +106,8 @@ class SequenceBatches:
 
     def __init__(self, sequences: Sequences, size: int, *, length: int, seed: int | None = None) -> None:
         self._items = sequences.items.numpy()
-        self._size, self._seed, self._epoch = _check.whole("size", size, 1), seed, 0
-        _check.whole("length", length, 1)
+        self._size, self._seed, self._epoch = _check.integer("size", size, 1), seed, 0
+        _check.integer("length", length, 1)
         first, last = sequences.starts[:-1].numpy(), sequences.train_ends.numpy() - 1
         steps = np.maximum(last - first, 0)
         pieces = -(-steps // length)
@@ -160,7 +160,7 @@ class LastBatches:
         _check.choice("split", split, tuple(_LAST_ITEMS))
         self._seen = seen
         self._items, self._split = sequences.items.numpy(), split
-        self._size, self._length = _check.whole("size", size, 1), _check.whole("length", length, 1)
+        self._size, self._length = _check.integer("size", size, 1), _check.integer("length", length, 1)
         starts = sequences.starts.numpy()
         number = np.diff(starts)
         users = np.flatnonzero(number >= (1 if split == "next" else _MIN_HELD_OUT_ITEMS))

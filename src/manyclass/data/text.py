@@ -66,7 +66,7 @@ def encode(train: Sequence[str], held_out: Sequence[str], *, min_count: int = 1,
         >>> text.vocabulary, text.train, text.held_out
         (('<unk>', 'a'), tensor([1, 0, 1, 0]), tensor([1, 0]))
     """
-    _check.whole("min_count", min_count, 1)
+    _check.integer("min_count", min_count, 1)
     count = collections.Counter(train)
     vocabulary = _vocabulary(count, min_count, any(token not in count for token in held_out))
     ids = {token: i for i, token in enumerate(vocabulary)}
@@ -109,7 +109,7 @@ def read_text(
             occurs `min_count` times; the disk of `folder` is full.
     """
     _check.choice("split", split, tuple(SPLITS))
-    _check.whole("min_count", min_count, 1)
+    _check.integer("min_count", min_count, 1)
     if path.is_dir():
         train_path, held_out = _in_folder(path, ("train",), name), held_out or _in_folder(path, ("valid", "test"), name)
     else:

@@ -62,10 +62,10 @@ class FeatureEncoder(nn.Module):
         self, num_features: int, *, sparse: bool, rank: int | None = None, hidden_layers: Sequence[int] = ()
     ) -> None:
         super().__init__()
-        self.num_features = _check.whole("num_features", num_features, 1)
-        widths = [_check.whole("hidden_layers", width, 1) for width in hidden_layers]
+        self.num_features = _check.integer("num_features", num_features, 1)
+        widths = [_check.integer("hidden_layers", width, 1) for width in hidden_layers]
         if rank is not None:
-            _check.whole("rank", rank, 1)
+            _check.integer("rank", rank, 1)
         elif sparse and num_features > MOST_FULL_FEATURES and not widths:
             rank = DEFAULT_RANK
         self.sparse = sparse

@@ -23,7 +23,7 @@ class Recurrent(nn.Module):
 
     def __init__(self, embedding: nn.Embedding, *, layers: int = 1, dropout: float = 0.0) -> None:
         super().__init__()
-        _check.whole("layers", layers, 1)
+        _check.integer("layers", layers, 1)
         _check.fraction("dropout", dropout)
         dim = embedding.embedding_dim
         self.embedding = embedding

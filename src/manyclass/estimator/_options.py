@@ -54,9 +54,9 @@ class Options:
         if isinstance(self.hidden_layers, str) or not isinstance(self.hidden_layers, Sequence):
             raise TypeError(f"`hidden_layers` must be a sequence of ints, got {self.hidden_layers!r}")
         for width in self.hidden_layers:
-            _check.whole("hidden_layers", width, 1)
+            _check.integer("hidden_layers", width, 1)
         if self.rank is not None:
-            _check.whole("rank", self.rank, 1)
+            _check.integer("rank", self.rank, 1)
         named = self.objective is None or isinstance(self.objective, str)
         if not named and (isinstance(self.objective, type) or not callable(self.objective)):
             raise TypeError(f"`objective` must be a name, an objective or None, got {self.objective!r}")
@@ -69,9 +69,9 @@ class Options:
             k=self.k,
         )
         for name in ("batch_size", "n_iter_no_change"):
-            _check.whole(name, getattr(self, name), 1)
+            _check.integer(name, getattr(self, name), 1)
         if self.max_epochs is not None:
-            _check.whole("max_epochs", self.max_epochs, 1)
+            _check.integer("max_epochs", self.max_epochs, 1)
         if not isinstance(self.early_stopping, bool):
             raise TypeError(f"`early_stopping` must be True or False, got {self.early_stopping!r}")
         if _check.fraction("validation_fraction", self.validation_fraction) == 0:
@@ -88,7 +88,7 @@ class Options:
         """
         if self.device is None or self.device == "auto":
             return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        return _check.place(self.device)
+        return _check.available_device(self.device)
 
     def make_objective(self) -> Objective:
         """Build the objective."""

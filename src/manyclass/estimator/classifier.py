@@ -207,7 +207,7 @@ class ManyClassClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def predict_top(self, X: Any, k: int) -> tuple[Array, Array]:
         """Return the k most probable labels [n, k] of each row, best first, and their probabilities [n, k]."""
         X = self._rows(X)
-        k = _check.whole("k", plain(k), 1, len(self._labels))
+        k = _check.integer("k", plain(k), 1, len(self._labels))
         ids, probabilities = np.empty((X.shape[0], k), dtype=np.int64), np.empty((X.shape[0], k))
         for rows, hidden in self._learner.hidden(X):
             best = self._learner.scores.topk(hidden, k)

@@ -86,7 +86,7 @@ def exact_topk(head: ChunkedHead, hidden: Tensor, k: int, exclude: Tensor | None
     Raises:
         ValueError: k is outside [1, C], or `exclude` is not [B, E] or not on the device of `hidden`.
     """
-    _check.whole("k", k, 1, head.num_classes)
+    _check.integer("k", k, 1, head.num_classes)
     if exclude is not None:
         if exclude.dim() != 2 or len(exclude) != len(hidden):
             raise ValueError(f"`exclude` must have shape [{len(hidden)}, E], got {list(exclude.shape)}")

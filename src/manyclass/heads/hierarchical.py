@@ -52,8 +52,8 @@ class HierarchicalHead(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        self.dim = _check.whole("dim", dim, 1)
-        self.num_classes = _check.whole("num_classes", num_classes, 2)
+        self.dim = _check.integer("dim", dim, 1)
+        self.num_classes = _check.integer("num_classes", num_classes, 2)
         counts = None if counts is None else ClassCounts.of(counts, num_classes)
         weights = torch.ones(num_classes) if counts is None else counts.weights()
         self.register_buffer("_length", code_lengths(weights).to(device))
@@ -123,7 +123,7 @@ class HierarchicalHead(nn.Module):
     def topk(self, hidden: Tensor, k: int) -> TopK:
         """Return exactly the k most probable classes of hidden [..., D], in one sweep down the tree."""
         self._check_hidden(hidden)
-        _check.whole("k", k, 1, self.num_classes)
+        _check.integer("k", k, 1, self.num_classes)
         code = self._code
         scores = at_least_float32(F.linear(hidden, self.weight, self.bias))
         level = scores.new_zeros(*hidden.shape[:-1], 1)

@@ -85,8 +85,8 @@ class ClassHead(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        self.dim = _check.whole("dim", dim, 1)
-        _check.whole("num_classes", num_classes, 1)
+        self.dim = _check.integer("dim", dim, 1)
+        _check.integer("num_classes", num_classes, 1)
         _check.choice("similarity", similarity, ("dot", "cosine"))
         _check.choice("update", update, ("scored", "observed"))
         self.similarity = similarity
@@ -210,7 +210,7 @@ class ClassHead(nn.Module):
         Raises:
             ValueError: the sampler cannot be resized, or `sampler` has another number of classes.
         """
-        _check.whole("num_classes", num_classes, 1)
+        _check.integer("num_classes", num_classes, 1)
         # The sampler first: if it cannot be resized, nothing has changed yet.
         if sampler is None:
             self.sampler.resize(num_classes)

@@ -73,7 +73,7 @@ def estimate_log_z(
         >>> (estimate.log_z - head.log_z(hidden)).abs() < 3 * estimate.error
         tensor([True, True])
     """
-    _check.whole("draws", draws, 4)
+    _check.integer("draws", draws, 4)
     sampler = head.sampler if sampler is None else sampler
     if sampler.num_classes != head.num_classes:
         raise ValueError(f"`sampler` must draw from {head.num_classes} classes, got {sampler.num_classes}")

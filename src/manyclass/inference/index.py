@@ -134,11 +134,11 @@ class Index:
             >>> index.search(torch.randn(3, 16, generator=generator), 5).shape, index.report.recall > 0.8
             (torch.Size([3, 5]), True)
         """
-        _check.whole("k", k, 1, head.num_classes)
+        _check.integer("k", k, 1, head.num_classes)
         if not 0 < _check.number("recall", recall) <= 1:
             raise ValueError(f"`recall` must lie in (0, 1], got {recall}")
         number = max(1, min(4 * math.isqrt(head.num_classes), head.num_classes // 4, MAX_LISTS))
-        number = number if lists is None else _check.whole("lists", lists, 1, head.num_classes)
+        number = number if lists is None else _check.integer("lists", lists, 1, head.num_classes)
         hidden = flatten_hidden(head, hidden).detach()
         if len(hidden) < 2:
             raise ValueError(f"`hidden` must hold at least 2 queries, got {len(hidden)}")
@@ -184,7 +184,7 @@ class Index:
 
         The best comes first; -1 pads if fewer are left.
         """
-        _check.whole("k", k, 1, self.num_classes)
+        _check.integer("k", k, 1, self.num_classes)
         rows, others = flatten_hidden(self.head, hidden), check_exclude(self.head, hidden, exclude)
         n = k + max_excluded(others)
         size = rows_per_chunk(self.head, n)

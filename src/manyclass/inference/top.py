@@ -73,7 +73,7 @@ def top(
         (torch.Size([3, 5]), torch.Size([3, 5]), None)
     """
     _check.choice("probabilities", probabilities, PROBABILITIES)
-    _check.whole("k", k, 1, head.num_classes)
+    _check.integer("k", k, 1, head.num_classes)
     rows, others = flatten_hidden(head, hidden), check_exclude(head, hidden, exclude)
     if index is None:
         if probabilities == "estimated":

@@ -210,4 +210,4 @@ def num_groups(target: Tensor, group_size: int | None) -> int:
 
 def check_group_size(group_size: int | None) -> int | None:
     """Return `group_size` if it is None or at least 1."""
-    return None if group_size is None else _check.whole("group_size", group_size, 1)
+    return None if group_size is None else _check.integer("group_size", group_size, 1)

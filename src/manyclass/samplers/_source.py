@@ -29,7 +29,7 @@ class WeightSource(nn.Module):
         self.power = _check.number("power", power)
         self.left_out = left_out
         self.name = name
-        self.weights = weights if isinstance(weights, ClassCounts) else _check.masses(name, weights)
+        self.weights = weights if isinstance(weights, ClassCounts) else _check.nonnegative_vector(name, weights)
         self._undrawable: int | None = None
 
     @property

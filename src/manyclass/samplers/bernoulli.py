@@ -58,7 +58,7 @@ class Bernoulli(nn.Module):
     def __init__(self, counts: Tensor | ClassCounts | WeightSource, k: int, *, group_size: int | None = None) -> None:
         super().__init__()
         source = counts if isinstance(counts, WeightSource) else WeightSource(counts, name="counts")
-        self._set_up(source, _check.whole("k", k, 1, source.num_classes), group_size)
+        self._set_up(source, _check.integer("k", k, 1, source.num_classes), group_size)
 
     @classmethod
     def proportional(
@@ -81,7 +81,7 @@ class Bernoulli(nn.Module):
             tensor([1., 3., 3., 3.], dtype=torch.float64)
         """
         source = weights if isinstance(weights, WeightSource) else WeightSource(weights)
-        return cls._of(source, _check.whole("k", k, 1, source.num_classes), group_size, proportional=True)
+        return cls._of(source, _check.integer("k", k, 1, source.num_classes), group_size, proportional=True)
 
     @classmethod
     def from_probabilities(cls, probabilities: Tensor | WeightSource, *, group_size: int | None = None) -> "Bernoulli":
@@ -205,7 +205,7 @@ class Bernoulli(nn.Module):
         """
         if self.k is None:
             raise ValueError(f"`k` must not be set for a sampler built from probabilities, got {k}")
-        self.k = _check.whole("k", k, 1, self.num_classes)
+        self.k = _check.integer("k", k, 1, self.num_classes)
         self.refresh()
 
     def refresh(self) -> None:
@@ -217,7 +217,7 @@ class Bernoulli(nn.Module):
 
     def resize(self, num_classes: int) -> None:
         """Resize the counts and rebuild from them."""
-        _check.whole("num_classes", num_classes, self.k or 1)
+        _check.integer("num_classes", num_classes, self.k or 1)
         self.source.resize(num_classes)
         self.refresh()
 

@@ -66,9 +66,9 @@ class Budget(nn.Module):
             raise ValueError(f"`sampler` must have a `k` to change, got a {type(sampler).__name__} whose k is fixed")
         self.sampler = sampler
         self.rmse_log_z = _check.number("rmse_log_z", rmse_log_z, low=0, strict=True)
-        self.least = _check.whole("least", least, 1)
-        self.most = None if most is None else _check.whole("most", most, least)
-        self._every = None if every is None else _check.whole("every", every, 1)
+        self.least = _check.integer("least", least, 1)
+        self.most = None if most is None else _check.integer("most", most, least)
+        self._every = None if every is None else _check.integer("every", every, 1)
         self._steps = 0
         self._probed = 0
         self._mean = 0.0
@@ -163,7 +163,7 @@ class Budget(nn.Module):
     def resize(self, num_classes: int) -> None:
         """Resize the counts, and lower k if fewer classes are left."""
         if self.k > num_classes:
-            self.sampler.set_k(_check.whole("num_classes", num_classes, 1))
+            self.sampler.set_k(_check.integer("num_classes", num_classes, 1))
         self.sampler.resize(num_classes)
 
     def get_extra_state(self) -> Tensor:

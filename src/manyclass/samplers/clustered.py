@@ -69,12 +69,12 @@ class Clustered(nn.Module):
         super().__init__()
         self.source = weights if isinstance(weights, WeightSource) else WeightSource(weights)
         classes = self.source.num_classes
-        self.k = _check.whole("k", k, 1, classes)
-        self.group_size = _check.whole("group_size", group_size, 1)
+        self.k = _check.integer("k", k, 1, classes)
+        self.group_size = _check.integer("group_size", group_size, 1)
         self.mix = _check.number("mix", mix, low=0, strict=True)
-        self._num_explicit = k // 8 if explicit is None else _check.whole("explicit", explicit, 0, k - 1)
-        self._num_clusters = None if clusters is None else _check.whole("clusters", clusters, 1, classes)
-        self._every = None if every is None else _check.whole("every", every, 1)
+        self._num_explicit = k // 8 if explicit is None else _check.integer("explicit", explicit, 0, k - 1)
+        self._num_clusters = None if clusters is None else _check.integer("clusters", clusters, 1, classes)
+        self._every = None if every is None else _check.integer("every", every, 1)
         self.schedule: BackgroundRebuild[Clusters] = BackgroundRebuild()
         self.register_buffer("_explicit", torch.empty(0, dtype=torch.int64))
         self._set_up()
@@ -206,7 +206,7 @@ class Clustered(nn.Module):
 
     def resize(self, num_classes: int) -> None:
         """Resize the counts; the next draw clusters the resized class vectors."""
-        _check.whole("num_classes", num_classes, self.k)
+        _check.integer("num_classes", num_classes, self.k)
         self.source.resize(num_classes)
         device = self.device
         self._set_up()

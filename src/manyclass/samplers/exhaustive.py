@@ -27,7 +27,7 @@ class Exhaustive(nn.Module):
 
     def __init__(self, num_classes: int) -> None:
         super().__init__()
-        self.num_classes = _check.whole("num_classes", num_classes, 1)
+        self.num_classes = _check.integer("num_classes", num_classes, 1)
 
     forward = checked_draw
 
@@ -49,7 +49,7 @@ class Exhaustive(nn.Module):
 
     def resize(self, num_classes: int) -> None:
         """Change the number of classes."""
-        self.num_classes = _check.whole("num_classes", num_classes, 1)
+        self.num_classes = _check.integer("num_classes", num_classes, 1)
 
     def extra_repr(self) -> str:
         """Return the options shown by `repr`."""

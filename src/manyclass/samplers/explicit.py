@@ -40,7 +40,7 @@ class WithExplicit(nn.Module):
             raise ValueError("`num_classes` must be given if `sampler` is None, got None")
         if sampler is not None and num_classes not in (None, sampler.num_classes):
             raise ValueError(f"`num_classes` must be the sampler's {sampler.num_classes}, got {num_classes}")
-        self._num_classes = None if num_classes is None else _check.whole("num_classes", num_classes, 1)
+        self._num_classes = None if num_classes is None else _check.integer("num_classes", num_classes, 1)
         self.sampler = sampler
         self.register_buffer("_explicit", None)
         # If the sampler can leave the set out, no draw is wasted on it.
@@ -66,7 +66,7 @@ class WithExplicit(nn.Module):
         """
         if sampler.k is None:
             raise ValueError("`sampler` must have a `k` to split a budget, got one built from probabilities")
-        _check.whole("total", total, sampler.k + 1, sampler.num_classes)
+        _check.integer("total", total, sampler.k + 1, sampler.num_classes)
         return cls(sampler, sampler.heaviest(total - sampler.k))
 
     @property
@@ -192,7 +192,7 @@ class WithExplicit(nn.Module):
 
     def resize(self, num_classes: int) -> None:
         """Change the number of classes; explicit classes that are retired leave the set."""
-        _check.whole("num_classes", num_classes, 1)
+        _check.integer("num_classes", num_classes, 1)
         kept = None if self._explicit is None else self._explicit[self._explicit < num_classes]
         if kept is not None and len(kept) == 0:
             raise ValueError(f"`num_classes` must leave one explicit class, got {num_classes}")

@@ -51,7 +51,7 @@ class Importance(nn.Module):
         self, weights: Tensor | ClassCounts | WeightSource, k: int, *, power: float = 1.0, group_size: int | None = None
     ) -> None:
         super().__init__()
-        self.k = _check.whole("k", k, 1)
+        self.k = _check.integer("k", k, 1)
         self.group_size = check_group_size(group_size)
         self.source = weights if isinstance(weights, WeightSource) else WeightSource(weights, power=power)
         self.table = MassTable(self.source.read())
@@ -126,7 +126,7 @@ class Importance(nn.Module):
 
     def set_k(self, k: int) -> None:
         """Draw another number of classes."""
-        self.k = _check.whole("k", k, 1)
+        self.k = _check.integer("k", k, 1)
 
     def refresh(self) -> None:
         """Rebuild the table from the counts."""

@@ -45,7 +45,7 @@ class InBatch(nn.Module):
 
     def __init__(self, counts: Tensor | ClassCounts, k: int = 0, *, power: float = 1.0) -> None:
         super().__init__()
-        self.k = _check.whole("k", k, 0)
+        self.k = _check.integer("k", k, 0)
         self.source = WeightSource(counts, name="counts")
         self.drawn = WeightSource(counts, power=power, name="counts")
         self.frequency, self.proposal = (MassTable(source.read()) for source in (self.source, self.drawn))

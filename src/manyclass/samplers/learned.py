@@ -62,7 +62,7 @@ class Learned(nn.Module):
         self.counts = counts if isinstance(counts, ClassCounts) else ClassCounts(counts)
         self.forget = _check.number("forget", forget, low=0, strict=True)
         self.mix = _check.number("mix", mix, low=0, strict=True)
-        self._every = None if every is None else _check.whole("every", every, 1)
+        self._every = None if every is None else _check.integer("every", every, 1)
         self.sampler = Systematic(self.counts.frequency(), k, order=order)
         # Floats are stored as int64 bits: `.half()` and `.to(dtype)` convert every floating-point buffer.
         self.register_buffer("_estimate_bits", self.counts.frequency().square_().view(torch.int64))
@@ -157,7 +157,7 @@ class Learned(nn.Module):
 
     def set_k(self, k: int) -> None:
         """Draw another number of classes."""
-        self.sampler.k = _check.whole("k", k, 1, self.num_classes)
+        self.sampler.k = _check.integer("k", k, 1, self.num_classes)
         self.refresh()
 
     def refresh(self) -> None:
@@ -168,7 +168,7 @@ class Learned(nn.Module):
 
     def resize(self, num_classes: int) -> None:
         """Resize the counts; the estimates of new classes start from their frequencies."""
-        _check.whole("num_classes", num_classes, self.k)
+        _check.integer("num_classes", num_classes, self.k)
         self.counts.resize(num_classes)
         estimate = self.counts.frequency().square_().to(self.device)
         kept = min(num_classes, self.num_classes)

@@ -76,12 +76,12 @@ class Nearest(nn.Module):
         super().__init__()
         load_faiss("`Nearest`")
         source = weights if isinstance(weights, WeightSource) else WeightSource(weights)
-        self.k = _check.whole("k", k, 2, source.num_classes)
-        self.nearest = k // 2 if nearest is None else _check.whole("nearest", nearest, 1, k - 1)
+        self.k = _check.integer("k", k, 2, source.num_classes)
+        self.nearest = k // 2 if nearest is None else _check.integer("nearest", nearest, 1, k - 1)
         self.group_size = check_group_size(group_size)
-        self._num_lists = None if lists is None else _check.whole("lists", lists, 1, source.num_classes)
-        self._probes = None if probes is None else _check.whole("probes", probes, 1)
-        self._every = None if every is None else _check.whole("every", every, 1)
+        self._num_lists = None if lists is None else _check.integer("lists", lists, 1, source.num_classes)
+        self._probes = None if probes is None else _check.integer("probes", probes, 1)
+        self._every = None if every is None else _check.integer("every", every, 1)
         self.sampler = Systematic(source, k - self.nearest, group_size=group_size)
         self.index = ClassIndex()
         self.schedule: BackgroundRebuild[ClassIndex] = BackgroundRebuild()
@@ -211,7 +211,7 @@ class Nearest(nn.Module):
 
     def resize(self, num_classes: int) -> None:
         """Resize the counts; class vectors must be attached again before there is an index of them."""
-        _check.whole("num_classes", num_classes, self.k)
+        _check.integer("num_classes", num_classes, self.k)
         self.sampler.resize(num_classes)
         self._heaviest = self._heaviest_drawn()
         self.index = ClassIndex().to(self.device)

@@ -66,7 +66,7 @@ class Systematic(nn.Module):
     ) -> None:
         super().__init__()
         self.source = weights if isinstance(weights, WeightSource) else WeightSource(weights, power=power)
-        self.k = _check.whole("k", k, 1, self.source.num_classes)
+        self.k = _check.integer("k", k, 1, self.source.num_classes)
         self.stratified = stratified
         self.group_size = check_group_size(group_size)
         self.order: ClassOrder | None = None
@@ -174,7 +174,7 @@ class Systematic(nn.Module):
 
     def set_k(self, k: int) -> None:
         """Draw another number of classes."""
-        self.k = _check.whole("k", k, 1, self.num_classes)
+        self.k = _check.integer("k", k, 1, self.num_classes)
         self.refresh()
 
     def use_table(self, table: MassTable) -> None:
@@ -197,7 +197,7 @@ class Systematic(nn.Module):
 
     def resize(self, num_classes: int) -> None:
         """Resize the counts and rebuild from them."""
-        _check.whole("num_classes", num_classes, self.k)
+        _check.integer("num_classes", num_classes, self.k)
         self.source.resize(num_classes)
         self.refresh()
 

@@ -166,7 +166,7 @@ def _kept_options(manifest: Mapping[str, Any], folder: Path, options: RunOptions
 def _check_device(now: str | None, before: str) -> None:
     """Check that a training resumes on a device of the same type: each type has another random number generator."""
     try:
-        if _check.place(now or before).type == torch.device(before).type:
+        if _check.available_device(now or before).type == torch.device(before).type:
             return
     except ValueError as error:
         raise UserError(str(error)) from None

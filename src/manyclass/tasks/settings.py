@@ -79,7 +79,7 @@ class Settings:
             k=self.k,
             rmse_log_z=self.rmse_log_z,
         )
-        _check.whole("seed", self.seed, 0)
+        _check.integer("seed", self.seed, 0)
 
     def over(self, defaults: "Settings") -> "Settings":
         """Return these settings, with None replaced by defaults."""
@@ -111,6 +111,6 @@ class Settings:
 
 
 def _size(name: str, value: object) -> None:
-    size, most = _check.whole(name, value, 1), _LARGEST.get(name)
+    size, most = _check.integer(name, value, 1), _LARGEST.get(name)
     if most is not None and size > most:
         raise ValueError(f"`{name}` must be at most {most}, got {size}")

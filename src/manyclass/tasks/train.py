@@ -61,11 +61,11 @@ class RunOptions:
 
     def __post_init__(self) -> None:
         if self.evaluate_every is not None:
-            _check.whole("evaluate_every", self.evaluate_every, 1)
+            _check.integer("evaluate_every", self.evaluate_every, 1)
         if self.evaluate_seconds is not None:
             _check.number("evaluate_seconds", self.evaluate_seconds, low=0, strict=True)
-        _check.whole("evaluated", self.evaluated, 1)
-        _check.whole("probe_every", self.probe_every, 0)
+        _check.integer("evaluated", self.evaluated, 1)
+        _check.integer("probe_every", self.probe_every, 0)
 
 
 @dataclass(frozen=True)

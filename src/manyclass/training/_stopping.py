@@ -32,7 +32,7 @@ class Limits:
             raise ValueError("`epochs`, `steps` or `seconds` must be given, got None for each")
         for name, limit in (("epochs", self.epochs), ("steps", self.steps)):
             if limit is not None:
-                _check.whole(name, limit, 1)
+                _check.integer(name, limit, 1)
         if self.seconds is not None:
             _check.number("seconds", self.seconds, low=0, strict=True)
 

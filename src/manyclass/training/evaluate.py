@@ -59,7 +59,7 @@ class HeldOut:
         _check.choice("by", self.by, ("loss", *self.metrics))
         for name in ("every", "patience"):
             if (value := getattr(self, name)) is not None:
-                _check.whole(name, value, 1)
+                _check.integer(name, value, 1)
 
     def is_due(self, before: Progress, now: Progress) -> bool:
         """Return True if the step between two progresses calls for an evaluation; ends of epochs are not considered."""

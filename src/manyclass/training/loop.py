@@ -94,10 +94,10 @@ class Training:
         if probe is not None and not self._samples:
             raise ValueError(f"`probe` must be None for {type(head).__name__}, which has no sampler, got {probe}")
         self._held_out, self._probe = held_out, probe
-        self._report_every = _check.whole("report_every", report_every, 1)
+        self._report_every = _check.integer("report_every", report_every, 1)
         self._penalty = penalty
         self._callbacks = list(callbacks)
-        self._seed = _check.whole("seed", seed, 0)
+        self._seed = _check.integer("seed", seed, 0)
         # The state that changes from here on; `state_dict` holds it.
         self.progress = Progress()
         self._records: list[Record] = []

@@ -31,7 +31,7 @@ class Probe:
 
     def __post_init__(self) -> None:
         for name in ("every", "examples", "draws"):
-            _check.whole(name, getattr(self, name), 1)
+            _check.integer(name, getattr(self, name), 1)
 
     def rmse_log_z(self, head: nn.Module, hidden: Tensor, target: Tensor, *, seed: int) -> float | None:
         """Return the error over draws of a separate generator; None without Z̃, or if all examples are ignored."""
