@@ -93,7 +93,7 @@ def draws(k: object, rmse_log_z: float | None = None) -> None:
     if isinstance(k, str):
         choice("k", k, ("auto",))
     elif k is not None:
-        whole("k", k, 1)
+        integer("k", k, 1)
     if rmse_log_z is not None:
         number("rmse_log_z", rmse_log_z, low=0, strict=True)
         if k != "auto":
