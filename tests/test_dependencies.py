@@ -1,4 +1,4 @@
-"""Who may import whom: dependencies point downwards only."""
+"""Rooms, the folders and modules directly under src/manyclass, import only the rooms below them."""
 
 import ast
 from pathlib import Path
@@ -7,8 +7,8 @@ import pytest
 
 SOURCE = Path(__file__).parents[1] / "src" / "manyclass"
 
-# Each room with the rooms it may know, and their own: what is not listed here may know nothing.
-MAY_KNOW = {
+# The rooms that each room may import beside itself.
+MAY_IMPORT = {
     "_check": set(),
     "_faiss": set(),
     "_loaded_state": set(),
@@ -113,7 +113,7 @@ def imports(path):
         if isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
             if node.module == "manyclass":
-                # The version is nobody's room.
+                # The version belongs to no room.
                 yield from (f"manyclass.{alias.name}" for alias in node.names if alias.name != "__version__")
             elif node.module.startswith("manyclass."):
                 yield node.module
@@ -125,16 +125,16 @@ FILES = sorted(path for path in SOURCE.rglob("*.py") if path != SOURCE / "__init
 
 
 @pytest.mark.parametrize("path", FILES, ids=[str(path.relative_to(SOURCE)) for path in FILES])
-def test_a_room_knows_only_what_lies_below_it(path):
+def test_a_room_imports_only_rooms_below_it(path):
     room = path.relative_to(SOURCE).parts[0].removesuffix(".py")
-    assert room in MAY_KNOW, f"say in this file what {room} may know"
-    known = {room_of(module) for module in imports(path)} - {room}
-    assert known <= MAY_KNOW[room]
+    assert room in MAY_IMPORT, f"list in this file what {room} may import"
+    imported = {room_of(module) for module in imports(path)} - {room}
+    assert imported <= MAY_IMPORT[room]
 
 
-def test_the_order_has_no_cycle():
+def test_the_rooms_have_an_order_without_a_cycle():
     done = set()
-    while len(done) < len(MAY_KNOW):
-        free = {room for room, below in MAY_KNOW.items() if room not in done and below <= done}
-        assert free, f"a cycle among {set(MAY_KNOW) - done}"
+    while len(done) < len(MAY_IMPORT):
+        free = {room for room, below in MAY_IMPORT.items() if room not in done and below <= done}
+        assert free, f"a cycle among {set(MAY_IMPORT) - done}"
         done |= free

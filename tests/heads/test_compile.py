@@ -8,7 +8,7 @@ import torch
 from manyclass import ClassHead
 from manyclass.samplers import Exhaustive, Importance, Systematic, WithExplicit
 
-# torch's compiler imports parts of torch that it has itself deprecated; torch 2.11 warns of every sparse gradient.
+# torch's compiler imports deprecated parts of torch, and torch 2.11 warns about every sparse gradient.
 pytestmark = pytest.mark.filterwarnings(
     "ignore::DeprecationWarning:torch", "ignore:Sparse invariant checks:UserWarning"
 )
@@ -25,7 +25,7 @@ SHARED = {
 
 
 @pytest.fixture(autouse=True)
-def _fresh():
+def _reset_compiler():
     torch._dynamo.reset()
 
 
@@ -35,7 +35,7 @@ def test_a_compiled_head_gives_the_loss_and_gradients_of_an_eager_one(name, spar
     torch.manual_seed(0)
     head = ClassHead(D, C, sampler=SHARED[name](), sparse=sparse)
     hidden, target = torch.randn(B, D), torch.randint(0, C, (B,))
-    # With torch's own random numbers the two see the same draw.
+    # With the random numbers of eager torch both make the same draw.
     with torch._inductor.config.patch(fallback_random=True):
         results = []
         for run in (head, torch.compile(head, fullgraph=True)):
@@ -51,7 +51,7 @@ def test_a_compiled_head_gives_the_loss_and_gradients_of_an_eager_one(name, spar
         torch.testing.assert_close(eager, compiled, rtol=1e-5, atol=1e-6)
 
 
-def test_compiled_sparse_gradients_add_up_and_stay_with_their_own_head():
+def test_compiled_sparse_gradients_accumulate_in_the_right_head():
     torch.manual_seed(0)
     head = ClassHead(D, C, sampler=Exhaustive(C), sparse=True)
     other = copy.deepcopy(head)

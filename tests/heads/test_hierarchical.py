@@ -1,4 +1,4 @@
-"""HierarchicalHead: a tree of decisions that is a distribution."""
+"""HierarchicalHead: a tree of binary decisions gives probabilities that sum to 1."""
 
 import heapq
 
@@ -12,7 +12,7 @@ from manyclass.heads._huffman import canonical, code_lengths
 
 
 def huffman_cost(weights):
-    """Σ weight × depth of an optimal tree: the sum of all inner nodes' weights."""
+    """Return Σ weight × depth of an optimal tree, which is the sum of the weights of its inner nodes."""
     heap = list(weights)
     heapq.heapify(heap)
     cost = 0.0
@@ -71,7 +71,7 @@ def test_a_path_is_as_long_as_the_code():
     assert nodes.unique().tolist() == list(range(6))
 
 
-def test_gradcheck():
+def test_gradients_agree_with_finite_differences():
     torch.manual_seed(0)
     head = HierarchicalHead(3, 11, counts=torch.arange(11), dtype=torch.float64)
     target = torch.tensor([0, 5, 10, 5])
@@ -83,7 +83,7 @@ def test_gradcheck():
     assert torch.autograd.gradcheck(loss, (hidden, head.weight, head.bias))
 
 
-def test_sequences_weights_and_ignored_targets():
+def test_sequences_weights_and_ignored_targets_are_supported():
     torch.manual_seed(0)
     head = HierarchicalHead(3, 11)
     hidden, target = torch.randn(2, 5, 3), torch.randint(0, 11, (2, 5))
@@ -103,7 +103,7 @@ def test_a_sparse_gradient_holds_only_the_nodes_on_the_path():
     assert head.weight.grad.coalesce().indices().shape[1] <= 20
 
 
-def test_the_tree_is_in_the_state():
+def test_the_tree_is_part_of_the_state():
     head = HierarchicalHead(3, 50, counts=torch.arange(50))
     other = HierarchicalHead(3, 50)
     other.load_state_dict(head.state_dict())

@@ -1,4 +1,4 @@
-"""ClassHead: a linear layer and its cross entropy, and what it adds to them."""
+"""ClassHead: a linear layer with a cross entropy over sampled classes, and its options."""
 
 import copy
 import io
@@ -40,7 +40,7 @@ def gradients(loss, hidden, head):
     return torch.autograd.grad(loss, wanted)
 
 
-def same(ours, theirs, atol=1e-12):
+def assert_close(ours, theirs, atol=1e-12):
     torch.testing.assert_close(ours, theirs, rtol=0, atol=atol)
 
 
@@ -48,21 +48,21 @@ def same(ours, theirs, atol=1e-12):
 @pytest.mark.parametrize("ignore", [False, True], ids=["all", "some ignored"])
 @pytest.mark.parametrize("weighted", [False, True], ids=["unweighted", "weighted"])
 @pytest.mark.parametrize("bias", [False, True], ids=["no bias", "bias"])
-@pytest.mark.parametrize("how", ["sampled", "exact"])
-def test_likelihood_over_every_class_is_the_cross_entropy(how, bias, weighted, ignore, reduction):
+@pytest.mark.parametrize("loss_name", ["sampled", "exact"])
+def test_likelihood_over_every_class_is_the_cross_entropy(loss_name, bias, weighted, ignore, reduction):
     head = make_head(bias=bias)
     hidden, target = data()
     if ignore:
         target[[1, 4]] = -100
     class_weight = torch.rand(C, dtype=torch.float64) + 0.1 if weighted else None
     weight = None if class_weight is None else class_weight[target.clamp(min=0)]
-    loss = (head if how == "sampled" else head.exact_loss)(hidden, target, weight=weight, reduction=reduction)
+    loss = (head if loss_name == "sampled" else head.exact_loss)(hidden, target, weight=weight, reduction=reduction)
     theirs = F.cross_entropy(F.linear(hidden, head.weight, head.bias), target, class_weight, reduction=reduction)
-    same(loss, theirs)
+    assert_close(loss, theirs)
     up = torch.rand_like(loss)
     our_gradients, their_gradients = (gradients(x.mul(up).sum(), hidden, head) for x in (loss, theirs))
     for ours, other in zip(our_gradients, their_gradients, strict=True):
-        same(ours, other)
+        assert_close(ours, other)
 
 
 def test_the_exact_loss_is_the_same_in_chunks_of_any_size(monkeypatch):
@@ -73,13 +73,13 @@ def test_the_exact_loss_is_the_same_in_chunks_of_any_size(monkeypatch):
     for size in (1, 2, 5, 22):
         monkeypatch.setattr(exact, "MAX_SCORES", size * B)
         chunked = head.exact_loss(hidden, target)
-        same(chunked, whole)
+        assert_close(chunked, whole)
         for ours, other in zip(gradients(chunked, hidden, head), expected, strict=True):
-            same(ours, other)
+            assert_close(ours, other)
 
 
 @pytest.mark.parametrize("chunk", [1 << 24, 3 * B], ids=["whole", "chunks"])
-def test_exact_and_sampled_agree_on_what_is_excluded(monkeypatch, chunk):
+def test_exact_and_sampled_losses_exclude_the_same_classes(monkeypatch, chunk):
     monkeypatch.setattr(exact, "MAX_SCORES", chunk)
     head = make_head()
     hidden, target = data()
@@ -88,16 +88,16 @@ def test_exact_and_sampled_agree_on_what_is_excluded(monkeypatch, chunk):
     expected = F.cross_entropy(logits, target)
     theirs = gradients(expected, hidden, head)
     for loss in (head(hidden, target, exclude=exclude), head.exact_loss(hidden, target, exclude=exclude)):
-        same(loss, expected)
+        assert_close(loss, expected)
         for ours, other in zip(gradients(loss, hidden, head), theirs, strict=True):
-            same(ours, other)
+            assert_close(ours, other)
 
 
 @pytest.mark.parametrize("similarity", ["dot", "cosine"])
 @pytest.mark.parametrize("sparse", [False, True], ids=["dense", "sparse"])
 @pytest.mark.parametrize("group_size", [None, 1, 4])
 @pytest.mark.parametrize("name", SAMPLERS)
-def test_a_draw_is_scored_as_the_full_matrix_would_be(name, group_size, sparse, similarity):
+def test_scores_of_a_draw_equal_those_of_the_full_matrix(name, group_size, sparse, similarity):
     sampler = SAMPLERS[name](torch.rand(C) + 0.1, 5, group_size)
     head = make_head(sampler=sampler, sparse=sparse, similarity=similarity, scale=3.0)
     hidden, target = data()
@@ -108,11 +108,11 @@ def test_a_draw_is_scored_as_the_full_matrix_would_be(name, group_size, sparse, 
         x, w = 3.0 * F.normalize(hidden, dim=1), F.normalize(head.weight, dim=1)
     logits = x @ w.T + head.bias
     target_score, scores = head.candidate_scores(hidden, target, candidates)
-    same(target_score, logits.gather(1, target.unsqueeze(1)).squeeze(1))
+    assert_close(target_score, logits.gather(1, target.unsqueeze(1)).squeeze(1))
     ids = candidates.ids()
-    same(scores, logits.gather(1, ids).masked_fill(candidates.hits(ids), -torch.inf))
+    assert_close(scores, logits.gather(1, ids).masked_fill(candidates.hits(ids), -torch.inf))
     loss = head(hidden, target, generator=torch.Generator().manual_seed(4))
-    same(loss, Likelihood()(target_score, scores, candidates).mean())
+    assert_close(loss, Likelihood()(target_score, scores, candidates).mean())
     reference = Likelihood()(
         logits.gather(1, target.unsqueeze(1)).squeeze(1),
         logits.gather(1, ids).masked_fill(candidates.hits(ids), -torch.inf),
@@ -120,7 +120,7 @@ def test_a_draw_is_scored_as_the_full_matrix_would_be(name, group_size, sparse, 
     ).mean()
     for ours, other in zip(gradients(loss, hidden, head), gradients(reference, hidden, head), strict=True):
         assert ours.is_sparse == (sparse and ours.shape[0] == C)
-        same(ours.to_dense(), other)
+        assert_close(ours.to_dense(), other)
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
@@ -138,13 +138,13 @@ def test_every_objective_trains_the_head(name):
         head(hidden, target).backward()
         optimizer.step()
     best = head.topk(hidden, 1).ids.squeeze(1)
-    # Chance is 1/23; plain importance sampling and NCE with z = 1 are the slow ones, as the paper says.
+    # Chance is 1/23; plain importance sampling and NCE with z = 1 learn slowly, as the paper says.
     assert (best == target).float().mean() > 0.5
     if objective.form is not None and not objective.normalised:
         assert head.exact_loss(hidden, target).item() < before
 
 
-def test_sequences_are_batches_of_another_shape():
+def test_sequences_give_the_losses_of_the_flattened_batch():
     head = make_head(sampler=Importance(torch.rand(C) + 0.1, 5))
     hidden, target = data(shape=(2, 5))
     target[1, 3] = -100
@@ -163,14 +163,14 @@ def test_sequences_are_batches_of_another_shape():
     )
     assert losses.shape == (2, 5)
     assert losses[1, 3] == 0
-    same(losses.reshape(10), flat)
+    assert_close(losses.reshape(10), flat)
     assert head.topk(hidden, 3).ids.shape == (2, 5, 3)
     assert head.log_prob(hidden, target.clamp(min=0).unsqueeze(-1)).shape == (2, 5, 1)
     assert head.log_z(hidden).shape == (2, 5)
     assert head.approximate_log_likelihood(hidden, target.clamp(min=0)).shape == (2, 5)
 
 
-def test_ignored_examples_touch_no_row_of_their_own():
+def test_ignored_examples_add_no_row_to_a_sparse_gradient():
     head = make_head(sampler=WithExplicit(None, torch.tensor([5]), num_classes=C), sparse=True)
     hidden, _ = data()
     target = torch.full((B,), -100)
@@ -179,7 +179,7 @@ def test_ignored_examples_touch_no_row_of_their_own():
     assert set(head.weight.grad.coalesce().indices()[0].tolist()) == {5, 7}
 
 
-def test_a_batch_of_ignored_examples_has_no_loss():
+def test_the_loss_of_ignored_examples_is_zero():
     head = make_head()
     hidden, _ = data()
     loss = head(hidden, torch.full((B,), -100))
@@ -188,17 +188,17 @@ def test_a_batch_of_ignored_examples_has_no_loss():
     assert (head.weight.grad == 0).all()
 
 
-def test_a_class_may_be_the_ignored_one():
+def test_ignore_index_can_be_a_class():
     head = make_head()
     hidden, target = data()
     target[:3] = 0
     expected = F.cross_entropy(F.linear(hidden, head.weight, head.bias), target, ignore_index=0)
-    same(head(hidden, target, ignore_index=0), expected)
+    assert_close(head(hidden, target, ignore_index=0), expected)
 
 
 @pytest.mark.parametrize("sparse", [False, True], ids=["dense", "sparse"])
 @pytest.mark.parametrize("group_size", [None, 1, 3])
-def test_only_observed_classes_learn_if_asked(group_size, sparse):
+def test_update_observed_changes_only_the_targets_of_the_batch(group_size, sparse):
     hidden, target = data()
     target[:] = torch.tensor([3, 3, 9, 14, 14, 14, 20, 9, 3, 3])
     results = {}
@@ -207,29 +207,29 @@ def test_only_observed_classes_learn_if_asked(group_size, sparse):
         head = make_head(sampler=sampler, update=update, sparse=sparse)
         loss = head(hidden, target, generator=torch.Generator().manual_seed(0))
         results[update] = (loss, *(g.coalesce() if g.is_sparse else g for g in gradients(loss, hidden, head)))
-    same(results["observed"][0], results["scored"][0])
-    same(results["observed"][1], results["scored"][1])
+    assert_close(results["observed"][0], results["scored"][0])
+    assert_close(results["observed"][1], results["scored"][1])
     observed = torch.zeros(C, dtype=torch.bool)
     observed[target] = True
     for ours, every in zip(results["observed"][2:], results["scored"][2:], strict=True):
         if sparse:
             assert set(ours.indices()[0].tolist()) == set(target.tolist())
-        same(ours.to_dense()[observed], every.to_dense()[observed])
+        assert_close(ours.to_dense()[observed], every.to_dense()[observed])
         assert (ours.to_dense()[~observed] == 0).all()
         assert (every.to_dense()[~observed] != 0).any()
 
 
-def test_an_example_may_exclude_its_own_target_among_all_its_labels():
+def test_the_target_of_an_example_is_never_excluded():
     head = make_head()
     hidden, target = data()
     others = torch.stack([(target + 1) % C, (target + 2) % C], 1)
     labels = torch.cat([others, target.unsqueeze(1)], 1)
     for loss in (head, head.exact_loss):
-        same(loss(hidden, target, exclude=labels), loss(hidden, target, exclude=others))
+        assert_close(loss(hidden, target, exclude=labels), loss(hidden, target, exclude=others))
 
 
-def test_groups_may_be_in_any_order():
-    """A block whose groups are not runs: each example sees the classes of its own group."""
+def test_groups_can_have_any_order():
+    """Each example is scored with the classes of its group, also if groups are not consecutive examples."""
     head = make_head()
     hidden, target = data()
     order = torch.randperm(B, generator=torch.Generator().manual_seed(1))
@@ -240,7 +240,7 @@ def test_groups_may_be_in_any_order():
     logits = F.linear(hidden, head.weight, head.bias)
     size = -(-B // 4)
     for place, example in enumerate(order.tolist()):
-        same(scores[example], logits[example, ids[place // size]])
+        assert_close(scores[example], logits[example, ids[place // size]])
         assert candidates.ids()[example].tolist() == ids[place // size].tolist()
 
 
@@ -249,26 +249,26 @@ def test_probabilities_and_top_k_are_exact(monkeypatch):
     head = make_head()
     hidden, target = data()
     log_p = F.log_softmax(F.linear(hidden, head.weight, head.bias), 1)
-    same(head.log_prob(hidden, torch.arange(C)), log_p)
-    same(head.log_prob(hidden, target.unsqueeze(1)), log_p.gather(1, target.unsqueeze(1)))
+    assert_close(head.log_prob(hidden, torch.arange(C)), log_p)
+    assert_close(head.log_prob(hidden, target.unsqueeze(1)), log_p.gather(1, target.unsqueeze(1)))
     best = head.topk(hidden, 7)
     values, ids = log_p.topk(7, 1)
-    same(best.log_prob, values)
+    assert_close(best.log_prob, values)
     assert (best.ids == ids).all()
     rest = head.topk(hidden, 5, exclude=ids[:, :2])
     assert (rest.ids == ids[:, 2:]).all()
-    same(rest.log_prob, values[:, 2:])
+    assert_close(rest.log_prob, values[:, 2:])
     assert head.topk(hidden, C).ids.sort(1).values.tolist() == [list(range(C))] * B
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
-def test_the_approximate_likelihood_is_a_monitor_under_every_objective(name):
+def test_the_approximate_likelihood_of_a_full_draw_is_exact_under_every_objective(name):
     head = make_head(sampler=Systematic(torch.rand(C) + 0.1, C), objective=OBJECTIVES[name][0])
     hidden, target = data()
     monitor = head.approximate_log_likelihood(hidden, target)
     assert not monitor.requires_grad
-    # k = C is exact.
-    same(monitor.mean(), -head.exact_loss(hidden, target).detach())
+    # A draw of k = C classes is exact.
+    assert_close(monitor.mean(), -head.exact_loss(hidden, target).detach())
 
 
 def test_log_z_of_each_example_reaches_noise_contrastive():
@@ -280,30 +280,30 @@ def test_log_z_of_each_example_reaches_noise_contrastive():
     loss.backward()
     assert (log_z.grad != 0).all()
     shifted = make_head(sampler=head.sampler, objective=NoiseContrastive(2.0))
-    same(
+    assert_close(
         head(hidden, target, log_z=torch.full((B,), 1.5, dtype=torch.float64), generator=seed()),
         shifted(hidden, target, generator=seed()),
     )
 
 
-def test_with_only_counts_the_head_chooses():
+def test_sampler_objective_and_bias_have_defaults():
     counts = torch.arange(3000)
     head = ClassHead(D, 3000, counts=counts)
     assert isinstance(head.sampler, Learned)
     assert isinstance(head.objective, Likelihood)
-    same(head.bias.detach(), ClassCounts(counts).frequency().log().float())
+    assert_close(head.bias.detach(), ClassCounts(counts).frequency().log().float())
     assert isinstance(ClassHead(D, 10).sampler, Exhaustive)
     assert isinstance(ClassHead(D, 3000).sampler, Systematic)
 
 
-def test_the_head_draws_as_many_classes_as_it_is_told():
+def test_k_sets_the_number_of_classes_drawn():
     assert ClassHead(D, 3000, k=50).sampler.k == 50
     assert ClassHead(D, 3000, counts=torch.arange(3000), k=50).sampler.k == 50
     assert isinstance(ClassHead(D, 40, k=50).sampler, Exhaustive)
     assert ClassHead.tied(nn.Embedding(3000, D), k=50).sampler.k == 50
 
 
-def test_the_head_draws_as_many_classes_as_an_error_takes():
+def test_k_auto_wraps_the_default_sampler_in_a_budget():
     head = ClassHead(D, 3000, counts=torch.arange(3000), k="auto", rmse_log_z=0.03)
     assert isinstance(head.sampler, Budget)
     assert isinstance(head.sampler.sampler, Learned)
@@ -325,12 +325,12 @@ def test_the_head_draws_as_many_classes_as_an_error_takes():
         ({"k": "auto", "rmse_log_z": -1.0}, ValueError, r"`rmse_log_z` must be finite and above 0, got -1.0"),
     ],
 )
-def test_a_k_that_cannot_be_is_refused(options, error, message):
+def test_a_wrong_k_or_rmse_log_z_is_refused(options, error, message):
     with pytest.raises(error, match=message):
         ClassHead(D, 3000, **options)
 
 
-def test_a_head_may_use_another_sampler():
+def test_a_head_can_change_its_sampler():
     head = make_head()
     sampler = Systematic(torch.ones(C), 5, order="cluster")
     head.use(sampler)
@@ -379,14 +379,14 @@ def test_to_linear_shares_the_parameters():
     linear = head.to_linear()
     assert linear.weight is head.weight
     assert linear.bias is head.bias
-    same(linear(hidden), head.scores(hidden, torch.arange(C)))
+    assert_close(linear(hidden), head.scores(hidden, torch.arange(C)))
     assert make_head(bias=False).to_linear().bias is None
     with pytest.raises(ValueError, match="`similarity` must be 'dot'"):
         make_head(similarity="cosine").to_linear()
 
 
 @pytest.mark.parametrize("sparse", [False, True], ids=["dense", "sparse"])
-def test_copies_and_pickles_are_heads_of_their_own(sparse):
+def test_copies_and_pickles_are_independent_heads(sparse):
     head = make_head(sampler=Bernoulli(torch.rand(C) + 0.1, 6), sparse=sparse)
     buffer = io.BytesIO()
     torch.save(head, buffer)
@@ -394,13 +394,13 @@ def test_copies_and_pickles_are_heads_of_their_own(sparse):
     hidden, target = data()
     seed = lambda: torch.Generator().manual_seed(0)  # noqa: E731
     for other in (copy.deepcopy(head), torch.load(buffer, weights_only=False)):
-        same(other(hidden, target, generator=seed()), head(hidden, target, generator=seed()))
+        assert_close(other(hidden, target, generator=seed()), head(hidden, target, generator=seed()))
         other(hidden, target).backward()
         assert head.weight.grad is None
         assert other.weight.grad is not None
 
 
-def test_an_objective_that_weighs_the_target_needs_a_sampler_that_knows_it():
+def test_an_objective_that_weights_the_target_needs_its_kappa():
     hidden, target = data()
     sampler = WithExplicit(None, torch.arange(5), num_classes=C)
     for objective in (BlackOut(), NoiseContrastive()):

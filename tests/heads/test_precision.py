@@ -1,4 +1,4 @@
-"""Half precision stays in the products; log-sum-exp, κ and losses are float32."""
+"""Only products are in half precision; log-sum-exp, κ and losses are in float32."""
 
 import pytest
 import torch
@@ -9,19 +9,19 @@ from manyclass.samplers import Importance, no_learning, no_schedule, no_vectors
 from tests.tables import OBJECTIVES
 
 C, D, B = 5000, 32, 16
-HALVES = [torch.bfloat16, torch.float16]
+HALF_DTYPES = [torch.bfloat16, torch.float16]
 
 
-def setting(objective=None, **options):
+def head_and_batch(objective=None, **options):
     torch.manual_seed(0)
     head = ClassHead(D, C, sampler=Importance(torch.ones(C), 100), objective=objective, **options)
     return head, torch.randn(B, D), torch.randint(0, C, (B,))
 
 
-@pytest.mark.parametrize("half", HALVES)
+@pytest.mark.parametrize("half", HALF_DTYPES)
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_autocast_gives_float32_losses_near_the_float32_ones(name, half):
-    head, hidden, target = setting(OBJECTIVES[name][0])
+    head, hidden, target = head_and_batch(OBJECTIVES[name][0])
     full = head(hidden, target, reduction="none", generator=torch.Generator().manual_seed(1))
     with torch.autocast("cpu", dtype=half):
         loss = head(hidden, target, reduction="none", generator=torch.Generator().manual_seed(1))
@@ -33,9 +33,9 @@ def test_autocast_gives_float32_losses_near_the_float32_ones(name, half):
     assert torch.isfinite(head.weight.grad).all()
 
 
-@pytest.mark.parametrize("half", HALVES)
+@pytest.mark.parametrize("half", HALF_DTYPES)
 def test_a_head_of_half_precision_has_float32_losses(half):
-    head, hidden, target = setting()
+    head, hidden, target = head_and_batch()
     head = head.to(half)
     loss = head(hidden.to(half), target)
     assert loss.dtype == torch.float32
@@ -44,8 +44,8 @@ def test_a_head_of_half_precision_has_float32_losses(half):
     assert head.exact_loss(hidden.to(half), target).dtype == torch.float32
 
 
-class Rare(nn.Module):
-    """Draws one class, which stands for more classes than float16 can count."""
+class RareClass(nn.Module):
+    """A sampler that draws one class, which stands for more classes than float16 can count."""
 
     num_classes, device, learns = C, None, False
     attach, advance, observe = no_vectors, no_schedule, no_learning
@@ -62,9 +62,9 @@ class Rare(nn.Module):
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
-def test_float16_never_overflows_through_log_kappa(name):
+def test_a_large_log_kappa_does_not_overflow_float16(name):
     torch.manual_seed(0)
-    head = ClassHead(D, C, sampler=Rare(), objective=OBJECTIVES[name][0], bias=False)
+    head = ClassHead(D, C, sampler=RareClass(), objective=OBJECTIVES[name][0], bias=False)
     with torch.autocast("cpu", dtype=torch.float16):
         loss = head(torch.randn(B, D), torch.zeros(B, dtype=torch.int64), reduction="none")
     assert torch.isfinite(loss).all()
@@ -74,7 +74,7 @@ def test_float16_never_overflows_through_log_kappa(name):
     assert torch.isfinite(head.weight.grad).all()
 
 
-def test_the_hierarchical_head_under_autocast():
+def test_a_hierarchical_head_has_float32_losses_under_autocast():
     head = HierarchicalHead(D, C)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert head(torch.randn(B, D), torch.randint(0, C, (B,))).dtype == torch.float32

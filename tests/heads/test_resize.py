@@ -1,4 +1,4 @@
-"""Heads that gain and retire classes while they train."""
+"""Classes are added to heads and removed from them during training."""
 
 import pytest
 import torch
@@ -6,10 +6,10 @@ from torch import nn
 
 from manyclass import ClassCounts, ClassHead
 from manyclass.samplers import Importance
-from tests.heads.test_linear import C, D, data, make_head, same
+from tests.heads.test_linear import C, D, assert_close, data, make_head
 
 
-def trained(optimizer_class, **options):
+def trained_head(optimizer_class, **options):
     counts = ClassCounts(torch.ones(C))
     head = make_head(sampler=Importance(counts, 8))
     optimizer = optimizer_class(head.parameters(), **options)
@@ -29,18 +29,18 @@ def trained(optimizer_class, **options):
         (torch.optim.Adam, {"lr": 0.1}),
     ],
 )
-def test_resize_adds_and_retires_classes_with_sampler_and_optimiser(optimizer_class, options):
-    head, optimizer = trained(optimizer_class, **options)
+def test_resize_adds_and_removes_classes_in_head_sampler_and_optimiser(optimizer_class, options):
+    head, optimizer = trained_head(optimizer_class, **options)
     weight, bias = head.weight.detach().clone(), head.bias.detach().clone()
     parameter = head.weight
     state = {name: value.clone() for name, value in optimizer.state[head.weight].items() if value.dim()}
     head.resize(C + 4, optimizer=optimizer)
     assert head.num_classes == head.sampler.num_classes == C + 4
     assert head.weight is parameter
-    same(head.weight.detach()[:C], weight)
+    assert_close(head.weight.detach()[:C], weight)
     assert (head.bias.detach()[C:] == bias.min()).all()
     for name, value in state.items():
-        same(optimizer.state[head.weight][name][:C], value)
+        assert_close(optimizer.state[head.weight][name][:C], value)
         assert (optimizer.state[head.weight][name][C:] == 0).all()
     hidden, target = data()
     target[0] = C + 3
@@ -56,13 +56,13 @@ def test_resize_adds_and_retires_classes_with_sampler_and_optimiser(optimizer_cl
     assert head.topk(hidden, 10).ids.max() == 9
 
 
-def test_an_optimiser_that_knows_its_rows_resizes_them_itself():
+def test_an_optimiser_with_resize_rows_resizes_its_state_itself():
     class Recorder(torch.optim.SGD):
         def resize_rows(self, parameter, old_rows):
             resized.append((parameter, old_rows, len(parameter)))
 
     resized = []
-    head, optimizer = trained(Recorder, lr=0.1, momentum=0.9)
+    head, optimizer = trained_head(Recorder, lr=0.1, momentum=0.9)
     head.resize(C + 4, optimizer=optimizer)
     assert [(p is q, *rows) for (p, *rows), q in zip(resized, head.parameters(recurse=False), strict=True)] == [
         (True, C, C + 4),
@@ -71,7 +71,7 @@ def test_an_optimiser_that_knows_its_rows_resizes_them_itself():
     assert len(optimizer.state[head.weight]["momentum_buffer"]) == C
 
 
-def test_resize_needs_a_sampler_that_can_follow():
+def test_resize_needs_a_sampler_of_class_counts_or_a_new_sampler():
     head = make_head(sampler=Importance(torch.ones(C), 5))
     with pytest.raises(ValueError, match="`sampler` must be built from ClassCounts to be resized to 30 classes"):
         head.resize(30)
@@ -80,7 +80,7 @@ def test_resize_needs_a_sampler_that_can_follow():
     assert head.num_classes == 30
 
 
-def test_resize_follows_a_tied_embedding():
+def test_resize_resizes_a_tied_embedding():
     embedding = nn.Embedding(C, D)
     head = ClassHead.tied(embedding, counts=torch.ones(C))
     head.resize(C + 2)

@@ -1,4 +1,4 @@
-"""ScorerHead: the same losses over any score."""
+"""ScorerHead: the losses of ClassHead for any scoring function."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ C, D, B = 23, 6, 10
 
 
 class TwoTowers(nn.Module):
-    """Class vectors from features of classes, through a small network."""
+    """A scorer with class vectors from a small network on features of the classes."""
 
     def __init__(self):
         super().__init__()
@@ -34,7 +34,7 @@ def data():
 
 
 def twins(sampler, objective=None):
-    """A scorer, and a linear head whose table is what the scorer computes."""
+    """Return a scorer head, a linear head with the class vectors that the scorer computes, and these vectors."""
     scorer = TwoTowers()
     head = ScorerHead(scorer, sampler, objective=objective)
     table = scorer.tower(scorer.features)
@@ -43,9 +43,9 @@ def twins(sampler, objective=None):
 
 
 @pytest.mark.parametrize("group_size", [None, 1, 3])
-# Those that follow class vectors draw elsewhere where there are none.
+# Without class vectors, Clustered draws other classes.
 @pytest.mark.parametrize("name", [name for name in SAMPLERS if name != "clustered"])
-def test_a_scorer_is_a_linear_head_whose_table_is_computed(name, group_size):
+def test_a_scorer_head_equals_a_linear_head_with_the_same_vectors(name, group_size):
     head, linear, table = twins(SAMPLERS[name](torch.rand(C) + 0.1, 5, group_size))
     hidden, target = data()
     exclude = torch.randint(-1, C, (B, 2))
@@ -71,24 +71,24 @@ def test_shared_candidates_are_encoded_once():
     assert sorted(head.scorer.encoded) == [7, B]
 
 
-def test_exact_answers(monkeypatch):
+def test_exact_results_equal_those_of_a_linear_head(monkeypatch):
     monkeypatch.setattr(exact, "MAX_SCORES", 4 * B)
     head, linear, _ = twins(Exhaustive(C))
     hidden, target = data()
-    same = lambda a, b: torch.testing.assert_close(a, b, rtol=0, atol=1e-12)  # noqa: E731
-    same(head.exact_loss(hidden, target), linear.exact_loss(hidden, target))
-    same(head.exact_loss(hidden, target), head(hidden, target))
-    same(head.log_prob(hidden, target.unsqueeze(1)), linear.log_prob(hidden, target.unsqueeze(1)))
-    same(head.log_prob(hidden, torch.arange(C)), linear.log_prob(hidden, torch.arange(C)))
+    assert_close = lambda a, b: torch.testing.assert_close(a, b, rtol=0, atol=1e-12)  # noqa: E731
+    assert_close(head.exact_loss(hidden, target), linear.exact_loss(hidden, target))
+    assert_close(head.exact_loss(hidden, target), head(hidden, target))
+    assert_close(head.log_prob(hidden, target.unsqueeze(1)), linear.log_prob(hidden, target.unsqueeze(1)))
+    assert_close(head.log_prob(hidden, torch.arange(C)), linear.log_prob(hidden, torch.arange(C)))
     best, expected = (
         head.topk(hidden, 4, exclude=target.unsqueeze(1)),
         linear.topk(hidden, 4, exclude=target.unsqueeze(1)),
     )
-    same(best.log_prob, expected.log_prob)
+    assert_close(best.log_prob, expected.log_prob)
     assert (best.ids == expected.ids).all()
 
 
-def test_hidden_may_be_whatever_the_scorer_takes():
+def test_hidden_can_be_any_input_of_the_scorer():
     table = nn.Embedding(C, C)
 
     def score(query, ids):

@@ -1,4 +1,4 @@
-"""k becomes what the error of log Z̃ that is wanted takes."""
+"""Budget: k is adjusted until the error of log Z̃ has the wanted value."""
 
 import copy
 import logging
@@ -15,7 +15,7 @@ from manyclass.samplers import Bernoulli, Budget, Importance, InBatch, Learned, 
 C, D, B = 500, 6, 40
 
 
-def setting(sampler, seed=0, **options):
+def head_and_batch(sampler, seed=0, **options):
     torch.manual_seed(seed)
     head = ClassHead(D, C, sampler=sampler, **options)
     with torch.no_grad():
@@ -30,8 +30,8 @@ def train(head, hidden, target, steps, seed=1):
 
 @pytest.mark.parametrize("start", [16, 450], ids=["grows", "shrinks"])
 @pytest.mark.parametrize("make", [Systematic, Learned, Bernoulli.proportional])
-def test_the_error_becomes_the_one_that_is_wanted(make, start):
-    head, hidden, target = setting(Budget(make(torch.ones(C), start), 0.2, least=8, every=1))
+def test_the_error_reaches_the_wanted_value(make, start):
+    head, hidden, target = head_and_batch(Budget(make(torch.ones(C), start), 0.2, least=8, every=1))
     train(head, hidden, target, 60)
     found = diagnose(head, hidden, target, draws=40, generator=torch.Generator().manual_seed(2))
     assert found.rmse_log_z == pytest.approx(0.2, rel=0.25)
@@ -39,9 +39,9 @@ def test_the_error_becomes_the_one_that_is_wanted(make, start):
     assert 64 < head.sampler.k < 350
 
 
-def test_a_probe_finds_the_error_without_a_pass_over_the_classes():
-    head, _, _ = setting(Importance(torch.ones(C), 400))
-    # More than a probe looks at.
+def test_a_probe_estimates_the_error_without_a_pass_over_all_classes():
+    head, _, _ = head_and_batch(Importance(torch.ones(C), 400))
+    # A probe takes at most 64 of these examples.
     hidden, target = torch.randn(100, D), torch.randint(C, (100,))
     generator = torch.Generator().manual_seed(0)
     probes = torch.tensor([rmse_log_z(head, flatten_examples(hidden, target, C), seed=seed) for seed in range(60)])
@@ -51,7 +51,7 @@ def test_a_probe_finds_the_error_without_a_pass_over_the_classes():
 
 
 def test_ignored_examples_are_not_probed():
-    head, hidden, target = setting(Importance(torch.ones(C), 200))
+    head, hidden, target = head_and_batch(Importance(torch.ones(C), 200))
     hidden[::2], target[::2] = 1e3, -100
     assert rmse_log_z(head, flatten_examples(hidden, target, C), seed=0) != pytest.approx(float("nan"), nan_ok=True)
     ignored = flatten_examples(hidden, torch.full_like(target, -100), C)
@@ -74,7 +74,7 @@ def test_ignored_examples_are_not_probed():
         ([5.0, 5.0, 0.1], 2000),
     ],
 )
-def test_k_moves_by_the_square_of_the_error_within_bounds(errors, expected):
+def test_k_changes_with_the_square_of_the_error_within_bounds(errors, expected):
     budget = Budget(Systematic(torch.ones(2000), 1024), 0.1)
     for error in errors:
         budget.adjust(error)
@@ -82,7 +82,7 @@ def test_k_moves_by_the_square_of_the_error_within_bounds(errors, expected):
     assert budget.probes[-1] == (0, errors[-1], expected)
 
 
-def test_an_error_out_of_all_proportion_is_soon_forgotten():
+def test_the_effect_of_a_huge_error_fades_soon():
     budget = Budget(Systematic(torch.ones(2000), 512), 0.1)
     budget.adjust(100.0)
     for _ in range(40):
@@ -90,7 +90,7 @@ def test_an_error_out_of_all_proportion_is_soon_forgotten():
     assert budget.k == pytest.approx(512, rel=0.15)
 
 
-def test_bounds_are_kept():
+def test_k_stays_within_its_bounds():
     budget = Budget(Systematic(torch.ones(2000), 500), 0.1, least=300, most=700)
     budget.adjust(9.0)
     assert budget.k == 700
@@ -102,8 +102,8 @@ def test_bounds_are_kept():
     assert few.k == 10
 
 
-def test_probes_come_every_so_many_training_steps():
-    head, hidden, target = setting(Budget(Systematic(torch.ones(C), 100), 0.1, every=5))
+def test_probes_run_at_fixed_intervals_and_only_in_training():
+    head, hidden, target = head_and_batch(Budget(Systematic(torch.ones(C), 100), 0.1, every=5))
     train(head, hidden, target, 12)
     assert [step for step, _, _ in head.sampler.probes] == [5, 10]
     with torch.no_grad():
@@ -112,19 +112,21 @@ def test_probes_come_every_so_many_training_steps():
     head.eval()
     train(head, hidden, target, 12)
     assert len(head.sampler.probes) == 2
-    ranking, hidden, target = setting(Budget(Systematic(torch.ones(C), 100), 0.1, every=1), objective=LogisticRanking())
+    ranking, hidden, target = head_and_batch(
+        Budget(Systematic(torch.ones(C), 100), 0.1, every=1), objective=LogisticRanking()
+    )
     train(ranking, hidden, target, 3)
     assert ranking.sampler.probes == []
 
 
-def test_only_the_last_probes_are_remembered():
+def test_only_the_last_probes_are_kept():
     budget = Budget(Importance(torch.ones(C), 100), 0.1)
     for _ in range(250):
         budget.adjust(0.1)
     assert len(budget.probes) == 100
 
 
-def test_every_change_is_told(caplog):
+def test_every_change_of_k_is_logged(caplog):
     budget = Budget(Systematic(torch.ones(2000), 512), 0.1)
     with caplog.at_level(logging.INFO, logger="manyclass"):
         budget.adjust(0.12)
@@ -135,10 +137,10 @@ def test_every_change_is_told(caplog):
 
 
 @pytest.mark.parametrize("make", [Systematic, Learned, Importance, Bernoulli])
-def test_a_run_goes_on_as_if_it_had_not_been_interrupted(make):
-    whole, hidden, target = setting(Budget(make(torch.ones(C), 64), 0.2, least=8, every=3))
+def test_a_resumed_run_equals_an_uninterrupted_one(make):
+    whole, hidden, target = head_and_batch(Budget(make(torch.ones(C), 64), 0.2, least=8, every=3))
     train(whole, hidden, target, 20)
-    resumed, _, _ = setting(Budget(make(torch.ones(C), 200), 0.2, least=8, every=3), seed=5)
+    resumed, _, _ = head_and_batch(Budget(make(torch.ones(C), 200), 0.2, least=8, every=3), seed=5)
     resumed.load_state_dict(whole.state_dict())
     assert resumed.sampler.k == whole.sampler.k != 64
     losses = [train(head, hidden, target, 20, seed=7) for head in (whole, resumed)]
@@ -147,22 +149,22 @@ def test_a_run_goes_on_as_if_it_had_not_been_interrupted(make):
     assert copy.deepcopy(whole).sampler.k == whole.sampler.k
 
 
-def test_a_sampler_that_learns_learns_within_it():
-    alone, hidden, target = setting(Learned(torch.ones(C), 100, every=3))
-    within, _, _ = setting(Budget(Learned(torch.ones(C), 100, every=3), 0.1, every=1000))
-    losses = [train(head, hidden, target, 10) for head in (alone, within)]
+def test_an_inner_sampler_learns_as_it_does_alone():
+    alone, hidden, target = head_and_batch(Learned(torch.ones(C), 100, every=3))
+    wrapped, _, _ = head_and_batch(Budget(Learned(torch.ones(C), 100, every=3), 0.1, every=1000))
+    losses = [train(head, hidden, target, 10) for head in (alone, wrapped)]
     assert losses[0] == losses[1]
-    assert torch.equal(alone.sampler.estimate, within.sampler.sampler.estimate)
+    assert torch.equal(alone.sampler.estimate, wrapped.sampler.sampler.estimate)
 
 
-def test_a_sampler_that_follows_is_shown_the_vectors():
-    head, hidden, target = setting(Budget(Systematic(torch.ones(C), 100, order="cluster"), 0.1))
+def test_class_vectors_are_attached_to_the_inner_sampler():
+    head, hidden, target = head_and_batch(Budget(Systematic(torch.ones(C), 100, order="cluster"), 0.1))
     train(head, hidden, target, 1)
     assert head.sampler.sampler.order.vectors[0] is head.weight
     assert head.sampler.sampler.table.order.tolist() != list(range(C))
 
 
-def test_it_serves_any_head_and_any_number_of_classes():
+def test_a_budget_works_in_a_scorer_head_and_can_be_resized():
     items = torch.nn.Embedding(C, D)
     head = ScorerHead(
         lambda hidden, ids: hidden @ items(ids).transpose(1, 2), Budget(Importance(torch.ones(C), 64), 0.1, every=1)

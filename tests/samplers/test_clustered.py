@@ -1,11 +1,11 @@
-"""Clusters change what a draw costs in variance, never what it estimates."""
+"""Clustered: clusters change the variance of a draw, never its expectation."""
 
 import copy
 
 import pytest
 import torch
 
-from manyclass import ClassCounts, ClassHead, diagnose, kmeans
+from manyclass import ClassCounts, ClassHead, diagnose
 from manyclass.samplers import Clustered, Importance
 from manyclass.samplers._clusters import Clusters
 
@@ -21,7 +21,7 @@ def model(seed=0, scale=1.0):
 
 
 def estimates(sampler, hidden, target, g, draws):
-    """Σ κ g over the slots not excluded [draws, B]; every call draws for each group anew."""
+    """Return Σ κ g over the slots not excluded [draws, B], from a new draw for each group at every call."""
     generator, found = torch.Generator().manual_seed(1), []
     for _ in range(draws):
         candidates = sampler(target, hidden=hidden, exclude=target.unsqueeze(1), generator=generator)
@@ -30,7 +30,7 @@ def estimates(sampler, hidden, target, g, draws):
     return torch.stack(found)
 
 
-def check_promise(sampler, hidden, draws=4000):
+def check_unbiased(sampler, hidden, draws=4000):
     g = torch.randn(C, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
     target = torch.arange(len(hidden))
     found = estimates(sampler, hidden, target, g, draws)
@@ -41,32 +41,32 @@ def check_promise(sampler, hidden, draws=4000):
 
 @pytest.mark.parametrize("explicit", [0, 3])
 @pytest.mark.parametrize("group_size", [1, 2, 4, 16])
-def test_the_promise_holds_for_every_grouping(explicit, group_size):
+def test_draws_are_unbiased_for_every_group_size(explicit, group_size):
     vectors, weights, hidden = model()
     sampler = Clustered(weights, 12, explicit=explicit, group_size=group_size, clusters=5)
     sampler.attach(vectors)
-    check_promise(sampler, hidden)
+    check_unbiased(sampler, hidden)
 
 
-def test_the_promise_holds_when_clusters_are_stale():
+def test_draws_are_unbiased_with_stale_clusters():
     vectors, weights, hidden = model()
     sampler = Clustered(weights, 12, group_size=4, clusters=5, every=10**6)
     vectors = vectors.clone()
     sampler.attach(vectors)
     sampler(torch.arange(9), hidden=hidden)
     vectors.copy_(model(seed=5)[0])
-    check_promise(sampler, hidden)
+    check_unbiased(sampler, hidden)
 
 
-def test_the_promise_holds_with_clusters_that_are_empty():
+def test_draws_are_unbiased_with_empty_clusters():
     vectors, weights, hidden = model()
     vectors[:] = vectors[0]
     sampler = Clustered(weights, 8, group_size=4, clusters=7)
     sampler.attach(vectors)
-    check_promise(sampler, hidden)
+    check_unbiased(sampler, hidden)
 
 
-def test_targets_know_how_often_they_are_drawn():
+def test_target_log_kappa_matches_how_often_targets_are_drawn():
     vectors, weights, hidden = model()
     sampler = Clustered(weights, 12, explicit=2, group_size=4, clusters=5)
     sampler.attach(vectors)
@@ -79,7 +79,7 @@ def test_targets_know_how_often_they_are_drawn():
     assert torch.allclose(count / draws, expected, atol=0.05)
 
 
-def test_the_error_falls_where_examples_look_at_different_clusters():
+def test_the_error_is_lower_if_examples_are_near_different_clusters():
     vectors, weights, _ = model()
     hidden = vectors[torch.arange(64) % C] / 3 + 0.1 * torch.randn(64, D, generator=torch.Generator().manual_seed(3))
     target = torch.arange(64) % C
@@ -96,7 +96,7 @@ def test_the_error_falls_where_examples_look_at_different_clusters():
     assert errors["clustered"] < 0.5 * errors["importance"]
 
 
-def test_a_head_shows_its_vectors_and_trains():
+def test_a_head_attaches_its_vectors_and_trains():
     _, weights, hidden = model()
     head = ClassHead(D, C, sampler=Clustered(ClassCounts(weights), 12, group_size=4, clusters=5, every=3))
     optimizer = torch.optim.Adagrad(head.parameters(), lr=0.5)
@@ -107,7 +107,7 @@ def test_a_head_shows_its_vectors_and_trains():
         head(hidden, target).backward()
         optimizer.step()
     assert head.exact_loss(hidden, target).item() < 0.2 * before
-    # A copy follows its own vectors, and a head that grows follows all of them.
+    # The sampler of a copy uses the vectors of the copy; after a resize it uses all vectors.
     twin = copy.deepcopy(head)
     assert twin.sampler.schedule.vectors[0] is twin.weight
     head.resize(C + 7)
@@ -115,7 +115,7 @@ def test_a_head_shows_its_vectors_and_trains():
     assert head(hidden, target).isfinite()
 
 
-def test_state_is_loaded_with_its_clusters():
+def test_the_clusters_are_part_of_the_state():
     vectors, weights, hidden = model()
     one, other = (Clustered(weights, 12, group_size=4, clusters=5, every=10**6) for _ in range(2))
     one.attach(vectors)
@@ -125,7 +125,7 @@ def test_state_is_loaded_with_its_clusters():
     assert torch.equal(other.clusters.share(torch.arange(C)), one.clusters.share(torch.arange(C)))
 
 
-def test_shares_of_a_cluster_sum_to_one_and_every_position_has_its_class():
+def test_shares_of_a_cluster_sum_to_one_and_every_position_finds_its_class():
     vectors, weights, _ = model()
     clusters = Clusters(weights, 5)
     clusters.fit(vectors, weights)
@@ -158,20 +158,3 @@ def test_shares_of_a_cluster_sum_to_one_and_every_position_has_its_class():
 def test_bad_arguments_are_named(make, message):
     with pytest.raises(ValueError, match=message):
         make()
-
-
-def test_of_many_centroids_one_about_as_near_is_found(monkeypatch):
-    generator = torch.Generator().manual_seed(0)
-    means = torch.randn(60, 8, generator=generator)
-    rows = means.repeat(50, 1) + 0.3 * torch.randn(3000, 8, generator=generator)
-    centroids = kmeans.fit_centroids(rows, 300)
-    exact = kmeans.nearest_centroids(rows, centroids)
-    monkeypatch.setattr(kmeans, "MAX_COMPARED_CENTROIDS", 100)
-    found = kmeans.nearest_centroids(rows, centroids)
-
-    def distance(label):
-        return (rows - centroids[label]).square().sum(1)
-
-    assert (found == exact).float().mean() > 0.9
-    assert (distance(found) >= distance(exact) - 1e-5).all()
-    assert distance(found).mean() < 1.1 * distance(exact).mean()

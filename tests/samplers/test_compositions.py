@@ -1,4 +1,4 @@
-"""Every composition of samplers learns, follows the class vectors and resizes, or is refused when it is built."""
+"""Every composition of samplers learns, uses the attached class vectors and resizes, or is refused when it is built."""
 
 import copy
 
@@ -46,7 +46,7 @@ WRAPPERS = {
 FIXED_K = {"exhaustive", "clustered", "nearest", "in batch", "budget"}
 
 
-def setting(sampler):
+def head_and_batch(sampler):
     torch.manual_seed(0)
     head = ClassHead(D, C, sampler=sampler)
     generator = torch.Generator().manual_seed(3)
@@ -73,7 +73,7 @@ def innermost(sampler):
 
 
 def vectors_of(sampler):
-    """The class vectors that a sampler follows."""
+    """Return the class vectors attached to a sampler."""
     if isinstance(sampler, Clustered | Nearest):
         return sampler.schedule.vectors
     order = getattr(sampler.sampler if isinstance(sampler, Learned) else sampler, "order", None)
@@ -84,7 +84,7 @@ def vectors_of(sampler):
 @pytest.mark.parametrize("name", INNER)
 def test_a_wrapped_sampler_learns_as_it_does_alone(name, wrapper):
     alone = INNER[name]()
-    head, hidden, target = setting(WRAPPERS[wrapper](INNER[name]()))
+    head, hidden, target = head_and_batch(WRAPPERS[wrapper](INNER[name]()))
     assert head.sampler.learns == alone.learns
     inner = innermost(head.sampler)
     before = inner.estimate.clone() if isinstance(inner, Learned) else None
@@ -95,14 +95,14 @@ def test_a_wrapped_sampler_learns_as_it_does_alone(name, wrapper):
         assert inner.estimate.isfinite().all()
         if wrapper == "set explicit":
             assert not changed[FIXED].any() or name == "budget"
-        # The table follows the estimates: it was rebuilt at step 4 and taken up at step 5.
+        # The table was rebuilt from the estimates at step 4 and taken up at step 5.
         assert inner.schedule.steps == 12
 
 
 @pytest.mark.parametrize("wrapper", WRAPPERS)
 @pytest.mark.parametrize("name", ["systematic", "learned", "clustered", "nearest", "budget"])
-def test_a_wrapped_sampler_follows_the_class_vectors(name, wrapper):
-    head, hidden, target = setting(WRAPPERS[wrapper](INNER[name]()))
+def test_class_vectors_are_attached_to_a_wrapped_sampler(name, wrapper):
+    head, hidden, target = head_and_batch(WRAPPERS[wrapper](INNER[name]()))
     inner = innermost(head.sampler)
     assert vectors_of(inner)[0] is head.weight
     if isinstance(inner, Clustered | Nearest):
@@ -114,8 +114,8 @@ def test_a_wrapped_sampler_follows_the_class_vectors(name, wrapper):
 
 @pytest.mark.parametrize("wrapper", WRAPPERS)
 @pytest.mark.parametrize("name", INNER)
-def test_a_wrapped_sampler_is_resized_and_goes_on(name, wrapper):
-    head, hidden, target = setting(WRAPPERS[wrapper](INNER[name]()))
+def test_a_wrapped_sampler_is_resized_and_trains_on(name, wrapper):
+    head, hidden, target = head_and_batch(WRAPPERS[wrapper](INNER[name]()))
     train(head, hidden, target, 6)
     head.resize(C + 9)
     assert head.sampler.num_classes == innermost(head.sampler).num_classes == C + 9
@@ -124,10 +124,10 @@ def test_a_wrapped_sampler_is_resized_and_goes_on(name, wrapper):
 
 @pytest.mark.parametrize("wrapper", WRAPPERS)
 @pytest.mark.parametrize("name", INNER)
-def test_the_state_of_a_composition_goes_on_in_another_process(name, wrapper):
-    head, hidden, target = setting(WRAPPERS[wrapper](INNER[name]()))
+def test_a_composition_continues_from_a_loaded_state(name, wrapper):
+    head, hidden, target = head_and_batch(WRAPPERS[wrapper](INNER[name]()))
     train(head, hidden, target, 7)
-    other, _, _ = setting(WRAPPERS[wrapper](INNER[name]()))
+    other, _, _ = head_and_batch(WRAPPERS[wrapper](INNER[name]()))
     other.load_state_dict(head.state_dict())
     assert train(head, hidden, target, 7, first=7) == train(other, hidden, target, 7, first=7)
 
@@ -142,7 +142,7 @@ def test_a_budget_of_a_composition_adjusts_k_or_is_refused(name, wrapper):
         ):
             Budget(wrapped, 0.1)
         return
-    head, hidden, target = setting(Budget(wrapped, 1e-3, every=2))
+    head, hidden, target = head_and_batch(Budget(wrapped, 1e-3, every=2))
     inner = innermost(head.sampler)
     before = inner.k
     train(head, hidden, target, 8)
@@ -157,8 +157,8 @@ def test_in_batch_has_no_inner_sampler(name):
         InBatch(INNER[name]())
 
 
-def test_slots_emptied_by_the_explicit_set_teach_nothing():
-    head, hidden, _ = setting(WithExplicit(Learned(counts(), K), "batch"))
+def test_nothing_is_learned_from_slots_emptied_by_the_explicit_set():
+    head, hidden, _ = head_and_batch(WithExplicit(Learned(counts(), K), "batch"))
     inner = head.sampler.sampler
     before = inner.estimate.clone()
     target = torch.arange(B)
@@ -167,8 +167,8 @@ def test_slots_emptied_by_the_explicit_set_teach_nothing():
     assert not torch.equal(inner.estimate, before)
 
 
-def test_a_learned_sampler_wastes_no_draw_on_an_explicit_set():
-    head, hidden, target = setting(WithExplicit(Learned(counts(), K, every=4), FIXED))
+def test_learned_draws_no_class_of_a_fixed_explicit_set():
+    head, hidden, target = head_and_batch(WithExplicit(Learned(counts(), K, every=4), FIXED))
     train(head, hidden, target, 12)
     drawn = head.sampler.sampler(target, generator=torch.Generator().manual_seed(0))
     assert drawn.ids().shape == (B, K)

@@ -1,4 +1,4 @@
-"""The targets of a batch as candidates: right on average if counts are the law of targets."""
+"""InBatch: the targets of a batch as candidates give unbiased sums if targets are distributed as the counts."""
 
 import pytest
 import torch
@@ -12,12 +12,12 @@ WEIGHTS = torch.tensor([5.0, 1.0, 2.0, 8.0, 1.0, 3.0], dtype=torch.float64)
 
 
 @pytest.mark.parametrize(("k", "power"), [(0, 1.0), (4, 1.0), (4, 0.0)])
-def test_the_sum_is_right_on_average_over_batches(k, power):
+def test_sums_are_unbiased_over_random_batches(k, power):
     sampler = InBatch(WEIGHTS, k, power=power)
     assert not sampler.unbiased
     g = torch.tensor([1.0, -2.0, 3.0, 0.5, 2.0, -1.0], dtype=torch.float64)
     generator = torch.Generator().manual_seed(0)
-    # The first example's target is held, the others' follow the counts.
+    # The target of the first example is fixed; the other targets are drawn from the counts.
     errors = {target: [] for target in range(C)}
     for _ in range(3000):
         targets = torch.multinomial(WEIGHTS, 5, replacement=True, generator=generator)
@@ -30,7 +30,7 @@ def test_the_sum_is_right_on_average_over_batches(k, power):
         assert abs(found.mean()) <= 4.5 * found.std() / len(found) ** 0.5
 
 
-def test_kappa_is_that_of_both_sources_together():
+def test_kappa_accounts_for_targets_and_drawn_classes_together():
     f = WEIGHTS / WEIGHTS.sum()
     target = torch.tensor([0, 3, 3, 4])
     candidates = InBatch(WEIGHTS, 7, power=0.0)(target, generator=torch.Generator().manual_seed(0))
@@ -40,7 +40,7 @@ def test_kappa_is_that_of_both_sources_together():
     assert torch.equal(candidates.ids()[0, :4], target)
 
 
-def test_a_head_trains_with_it_and_never_corrects_its_own_target():
+def test_the_loss_applies_kappa_to_other_targets_only():
     torch.manual_seed(0)
     head = ClassHead(4, C, sampler=InBatch(WEIGHTS), bias=False).double()
     hidden, target = torch.randn(5, 4).double(), torch.tensor([0, 3, 3, 1, 5])
@@ -55,12 +55,12 @@ def test_a_head_trains_with_it_and_never_corrects_its_own_target():
     assert isinstance(head.objective, Likelihood)
 
 
-def test_a_batch_of_one_has_no_loss():
+def test_the_loss_of_a_batch_of_one_is_zero():
     head = ClassHead(4, C, sampler=InBatch(WEIGHTS))
     assert head(torch.randn(1, 4), torch.tensor([2])).item() == pytest.approx(0, abs=1e-6)
 
 
-def test_streaming_counts_are_followed():
+def test_refresh_and_resize_follow_the_counts():
     counts = ClassCounts(torch.ones(C))
     sampler = InBatch(counts, 2)
     counts.update(torch.zeros(10, dtype=torch.long))

@@ -1,4 +1,4 @@
-"""What a sampler learns lowers its error, and never changes what it estimates."""
+"""Learned: learning lowers the error of log Z̃ and keeps draws unbiased."""
 
 import copy
 
@@ -12,7 +12,7 @@ from manyclass.samplers import Learned, Systematic
 C, D, B = 60, 5, 32
 
 
-def setting(sampler, seed=0, **options):
+def head_and_batch(sampler, seed=0, **options):
     torch.manual_seed(seed)
     head = ClassHead(D, C, sampler=sampler, **options).double()
     with torch.no_grad():
@@ -21,30 +21,30 @@ def setting(sampler, seed=0, **options):
 
 
 def mean_square(head, hidden, target):
-    """The mean square of each class's probability over the examples, 0 in those it is the target of."""
+    """Return the mean square of each class's probability over the examples, taken as 0 where it is the target."""
     with torch.no_grad():
         p = head.log_prob(hidden, torch.arange(C)).exp()
     return p.scatter(1, target.unsqueeze(1), 0.0).square().mean(0)
 
 
-def teach(head, hidden, target, steps):
+def train(head, hidden, target, steps):
     generator = torch.Generator().manual_seed(1)
     for _ in range(steps):
         head(hidden, target, generator=generator)
 
 
-def test_the_estimate_is_the_models_mean_square():
-    head, hidden, target = setting(Learned(torch.ones(C), 30, forget=0.02, every=20))
-    teach(head, hidden, target, 1500)
+def test_the_estimate_converges_to_the_mean_square_probability():
+    head, hidden, target = head_and_batch(Learned(torch.ones(C), 30, forget=0.02, every=20))
+    train(head, hidden, target, 1500)
     expected = mean_square(head, hidden, target)
     # Z̃ is noisy, and 1/Z̃ a little biased.
     torch.testing.assert_close(head.sampler.estimate.sqrt(), expected.sqrt(), rtol=0.25, atol=5e-3)
 
 
-@pytest.mark.parametrize("taught", [0, 200])
-def test_the_promise_holds_before_and_after(taught):
-    head, hidden, target = setting(Learned(torch.rand(C) + 0.1, 15, every=20))
-    teach(head, hidden, target, taught)
+@pytest.mark.parametrize("steps", [0, 200])
+def test_draws_are_unbiased_before_and_after_learning(steps):
+    head, hidden, target = head_and_batch(Learned(torch.rand(C) + 0.1, 15, every=20))
+    train(head, hidden, target, steps)
     g = torch.randn(C, dtype=torch.float64)
     found, generator = [], torch.Generator().manual_seed(2)
     for _ in range(4000):
@@ -56,10 +56,10 @@ def test_the_promise_holds_before_and_after(taught):
     assert (error <= 4.5 * found.std(0) / len(found) ** 0.5 + 1e-9).all()
 
 
-def test_the_error_falls_below_that_of_frequencies():
-    learned, hidden, target = setting(Learned(torch.ones(C), 15, every=20))
-    teach(learned, hidden, target, 400)
-    plain, _, _ = setting(Systematic(torch.ones(C), 15))
+def test_the_error_is_below_that_of_systematic_sampling():
+    learned, hidden, target = head_and_batch(Learned(torch.ones(C), 15, every=20))
+    train(learned, hidden, target, 400)
+    plain, _, _ = head_and_batch(Systematic(torch.ones(C), 15))
     errors = [
         diagnose(head, hidden, target, draws=200, generator=torch.Generator().manual_seed(0)).rmse_log_z
         for head in (learned, plain)
@@ -67,18 +67,18 @@ def test_the_error_falls_below_that_of_frequencies():
     assert errors[0] < 0.6 * errors[1]
 
 
-def test_the_closed_form_and_autograd_teach_the_same(kernels, monkeypatch):
-    head, hidden, target = setting(Learned(torch.ones(C), 20, every=3))
+def test_the_closed_form_and_autograd_give_the_same_estimates(kernels, monkeypatch):
+    head, hidden, target = head_and_batch(Learned(torch.ones(C), 20, every=3))
     other = copy.deepcopy(head)
-    teach(head, hidden, target, 10)
+    train(head, hidden, target, 10)
     monkeypatch.setattr(ClassHead, "fused_loss", lambda *arguments: None)
-    teach(other, hidden, target, 10)
+    train(other, hidden, target, 10)
     torch.testing.assert_close(head.sampler.estimate, other.sampler.estimate, rtol=1e-9, atol=1e-12)
     assert not torch.allclose(head.sampler.estimate, torch.full_like(head.sampler.estimate, 1 / C**2))
 
 
-def test_only_training_teaches():
-    head, hidden, target = setting(Learned(torch.ones(C), 20))
+def test_only_training_steps_change_the_estimates():
+    head, hidden, target = head_and_batch(Learned(torch.ones(C), 20))
     before = head.sampler.estimate.clone()
     with torch.no_grad():
         head(hidden, target)
@@ -86,27 +86,27 @@ def test_only_training_teaches():
     head.eval()
     head(hidden, target)
     assert torch.equal(head.sampler.estimate, before)
-    ranking, hidden, target = setting(Learned(torch.ones(C), 20), objective=LogisticRanking())
+    ranking, hidden, target = head_and_batch(Learned(torch.ones(C), 20), objective=LogisticRanking())
     ranking(hidden, target)
     assert torch.equal(ranking.sampler.estimate, before)
 
 
-def test_what_was_learnt_is_saved_and_loaded():
-    head, hidden, target = setting(Learned(torch.ones(C), 20, every=5))
-    teach(head, hidden, target, 33)
-    other, _, _ = setting(Learned(torch.ones(C), 20, every=5), seed=9)
+def test_the_estimates_are_part_of_the_state():
+    head, hidden, target = head_and_batch(Learned(torch.ones(C), 20, every=5))
+    train(head, hidden, target, 33)
+    other, _, _ = head_and_batch(Learned(torch.ones(C), 20, every=5), seed=9)
     other.load_state_dict(head.state_dict())
     losses = [h(hidden, target, generator=torch.Generator().manual_seed(4)).item() for h in (head, other)]
     assert losses[0] == losses[1]
-    # It goes on as if nothing had happened.
+    # Both heads go on to learn the same.
     for each in (head, other):
-        teach(each, hidden, target, 13)
+        train(each, hidden, target, 13)
     assert torch.equal(head.sampler.estimate, other.sampler.estimate)
 
 
-def test_a_head_that_grows_keeps_what_was_learnt():
-    head, hidden, target = setting(Learned(ClassCounts(torch.ones(C)), 20, every=5))
-    teach(head, hidden, target, 40)
+def test_a_resized_head_keeps_its_estimates():
+    head, hidden, target = head_and_batch(Learned(ClassCounts(torch.ones(C)), 20, every=5))
+    train(head, hidden, target, 40)
     known = head.sampler.estimate.clone()
     head.resize(C + 9)
     assert torch.equal(head.sampler.estimate[:C], known)

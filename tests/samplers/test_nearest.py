@@ -1,4 +1,4 @@
-"""The nearest classes are summed exactly; what the index does not know costs variance, never bias."""
+"""Nearest: the nearest classes are summed exactly; a class that the index misses adds variance, never bias."""
 
 import copy
 import pickle
@@ -11,7 +11,7 @@ from manyclass import ClassCounts, ClassHead, diagnose
 from manyclass.samplers import Nearest, Systematic, WithExplicit, _index
 
 C, D, B = 40, 6, 9
-ALL = 10**6  # lists to search
+ALL_LISTS = 10**6
 
 
 def model(seed=0):
@@ -22,8 +22,8 @@ def model(seed=0):
     return vectors, bias, weights, torch.randn(B, D, generator=generator)
 
 
-def check_promise(sampler, hidden, draws=3000, extra=None):
-    """On average over draws the sum is right for each example, whatever its target and what else it excludes."""
+def check_unbiased(sampler, hidden, draws=3000, extra=None):
+    """Check that sums are unbiased for each example, with its target and the `extra` classes excluded."""
     g = torch.randn(C, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
     target = torch.arange(B)
     exclude = target.unsqueeze(1) if extra is None else torch.cat([target.unsqueeze(1), extra], 1)
@@ -39,25 +39,25 @@ def check_promise(sampler, hidden, draws=3000, extra=None):
 
 
 @pytest.mark.parametrize("group_size", [None, 1, 2, 4, 16])
-def test_the_promise_holds_for_every_grouping(group_size):
+def test_draws_are_unbiased_for_every_group_size(group_size):
     vectors, bias, weights, hidden = model()
-    # Some classes are drawn for certain.
+    # Some classes are drawn with probability 1.
     weights[5:8] += 20
     sampler = Nearest(weights, 12, group_size=group_size)
     sampler.attach(vectors, bias)
-    check_promise(sampler, hidden)
+    check_unbiased(sampler, hidden)
 
 
-def test_the_promise_holds_with_more_classes_excluded():
+def test_draws_are_unbiased_with_more_classes_excluded():
     vectors, bias, weights, hidden = model()
     sampler = Nearest(weights, 12, group_size=2)
     sampler.attach(vectors, bias)
     nearest = (hidden @ vectors.T + bias).topk(3).indices
-    check_promise(sampler, hidden, extra=torch.cat([nearest, torch.full((B, 1), -1)], 1))
+    check_unbiased(sampler, hidden, extra=torch.cat([nearest, torch.full((B, 1), -1)], 1))
 
 
 @pytest.mark.parametrize("group_size", [None, 1, 4])
-def test_the_promise_holds_when_the_index_is_stale(group_size):
+def test_draws_are_unbiased_with_a_stale_index(group_size):
     vectors, bias, weights, hidden = model()
     sampler = Nearest(weights, 12, group_size=group_size, every=10**6)
     sampler.attach(vectors, bias)
@@ -65,32 +65,32 @@ def test_the_promise_holds_when_the_index_is_stale(group_size):
     found = sampler.index.centroids.clone()
     vectors.copy_(model(seed=5)[0])
     bias.zero_()
-    check_promise(sampler, hidden)
+    check_unbiased(sampler, hidden)
     assert torch.equal(sampler.index.centroids, found)
 
 
-@pytest.mark.parametrize("shown", [False, True])
-def test_the_heaviest_stand_for_the_nearest_where_nobody_looks(shown):
+@pytest.mark.parametrize("attached", [False, True])
+def test_the_heaviest_classes_replace_the_nearest_without_vectors_or_hidden(attached):
     vectors, bias, weights, hidden = model()
     weights[5:8] += 20
     sampler = Nearest(weights, 12, nearest=4, group_size=2)
-    if shown:
+    if attached:
         sampler.attach(vectors, bias)
-    hidden = None if shown else hidden
+    hidden = None if attached else hidden
     candidates = sampler(torch.arange(B), hidden=hidden)
     certain, both = candidates.blocks
     assert certain.ids.tolist() == [[5, 6, 7]]
     left = weights.clone()
     left[5:8] = 0
     assert (both.ids[:, :4] == left.topk(4).indices).all()
-    check_promise(sampler, hidden)
+    check_unbiased(sampler, hidden)
 
 
 @pytest.mark.parametrize("with_bias", [False, True])
 @pytest.mark.parametrize("group_size", [None, 1])
-def test_explicit_classes_are_the_nearest_where_all_lists_are_searched(group_size, with_bias):
+def test_explicit_classes_are_the_nearest_if_all_lists_are_searched(group_size, with_bias):
     vectors, bias, weights, hidden = model()
-    sampler = Nearest(weights, 12, nearest=5, group_size=group_size, probes=ALL)
+    sampler = Nearest(weights, 12, nearest=5, group_size=group_size, probes=ALL_LISTS)
     sampler.attach(vectors, bias if with_bias else None)
     (block,) = sampler(torch.arange(B), hidden=hidden).blocks
     scores = hidden @ vectors.T + (bias if with_bias else 0)
@@ -102,18 +102,18 @@ def test_explicit_classes_are_the_nearest_where_all_lists_are_searched(group_siz
     assert torch.equal(block.log_kappa[:, 5:].isneginf(), again)
 
 
-def test_threads_find_what_one_thread_finds(monkeypatch):
+def test_a_search_on_threads_finds_the_same_classes(monkeypatch):
     vectors, bias, weights, hidden = model()
     sampler = Nearest(weights, 12, probes=3)
     sampler.attach(vectors, bias)
     found = []
-    for worth in (0, ALL):
-        monkeypatch.setattr(_index, "MIN_PRODUCTS_FOR_THREADS", worth)
+    for threshold in (0, 10**6):
+        monkeypatch.setattr(_index, "MIN_PRODUCTS_FOR_THREADS", threshold)
         found.append(sampler(torch.arange(B), hidden=hidden, generator=torch.Generator().manual_seed(0)))
     assert torch.equal(found[0].ids(), found[1].ids())
 
 
-def test_groups_are_of_examples_that_look_at_the_same_classes():
+def test_examples_near_the_same_classes_share_a_group():
     weights = torch.ones(C)
     centres = 4 * torch.eye(D)[:4]
     vectors = centres[torch.arange(C) % 4] + 0.1 * torch.randn(C, D, generator=torch.Generator().manual_seed(0))
@@ -124,7 +124,7 @@ def test_groups_are_of_examples_that_look_at_the_same_classes():
     assert (candidates.ids()[:, :5] % 4 == (torch.arange(12) % 4).unsqueeze(1)).all()
 
 
-def test_where_fewer_are_found_slots_are_empty():
+def test_slots_are_empty_if_fewer_classes_are_found():
     vectors, _, weights, hidden = model()
     sampler = Nearest(weights, 24, nearest=20, lists=10, probes=1)
     sampler.attach(vectors)
@@ -133,12 +133,12 @@ def test_where_fewer_are_found_slots_are_empty():
     assert near.isneginf().any()
     assert (near[~near.isneginf()] == 0).all()
     assert (candidates.ids() >= 0).all()
-    check_promise(sampler, hidden)
+    check_unbiased(sampler, hidden)
 
 
-def test_an_index_of_nothing_finds_nothing():
+def test_an_empty_index_finds_nothing():
     vectors, _, weights, hidden = model()
-    # What is left after an explicit set is all drawn for certain.
+    # All classes left after the explicit set are drawn with probability 1.
     sampler = Nearest(weights, 12, nearest=6).without(torch.arange(C - 5))
     sampler.attach(vectors)
     candidates = sampler(torch.arange(B), hidden=hidden)
@@ -149,7 +149,7 @@ def test_an_index_of_nothing_finds_nothing():
 
 
 @pytest.mark.parametrize("group_size", [None, 1, 4])
-def test_targets_know_how_often_they_are_drawn(group_size):
+def test_target_log_kappa_matches_how_often_targets_are_drawn(group_size):
     vectors, bias, weights, hidden = model()
     weights[3] += 30
     sampler = Nearest(weights, 12, group_size=group_size)
@@ -158,8 +158,8 @@ def test_targets_know_how_often_they_are_drawn(group_size):
     count, expected, draws = torch.zeros(B, dtype=torch.float64), None, 3000
     for _ in range(draws):
         candidates = sampler(target, hidden=hidden, generator=generator)
-        there = (candidates.ids() == target.unsqueeze(1)) & ~candidates.log_kappa().isneginf()
-        count += there.sum(1)
+        present = (candidates.ids() == target.unsqueeze(1)) & ~candidates.log_kappa().isneginf()
+        count += present.sum(1)
         expected = (-candidates.target_log_kappa()).exp()
     assert torch.allclose(count / draws, expected, atol=0.05)
     assert expected[3] == 1
@@ -168,19 +168,19 @@ def test_targets_know_how_often_they_are_drawn(group_size):
 def test_explicit_sets_are_neither_indexed_nor_drawn():
     vectors, bias, weights, hidden = model()
     explicit = (hidden @ vectors.T + bias)[0].topk(3).indices
-    sampler = Nearest(weights, 12, probes=ALL)
+    sampler = Nearest(weights, 12, probes=ALL_LISTS)
     sampler.attach(vectors, bias)
-    around = WithExplicit(sampler, explicit)
-    candidates = around(torch.arange(B), hidden=hidden)
+    wrapped = WithExplicit(sampler, explicit)
+    candidates = wrapped(torch.arange(B), hidden=hidden)
     assert not torch.isin(candidates.ids()[:, 3:], explicit).any()
-    check_promise(around, hidden, draws=1000)
+    check_unbiased(wrapped, hidden, draws=1000)
 
 
-def test_the_error_falls_far_below_that_of_frequencies():
+def test_the_error_is_far_below_that_of_systematic_sampling():
     vectors, _, weights, _ = model()
     hidden, target = vectors, torch.arange(C)
     errors = {}
-    for name, sampler in {"plain": Systematic(weights, 12), "nearest": Nearest(weights, 12, probes=ALL)}.items():
+    for name, sampler in {"plain": Systematic(weights, 12), "nearest": Nearest(weights, 12, probes=ALL_LISTS)}.items():
         head = ClassHead(D, C, sampler=sampler, bias=False)
         with torch.no_grad():
             head.weight.copy_(vectors)
@@ -188,7 +188,7 @@ def test_the_error_falls_far_below_that_of_frequencies():
     assert errors["nearest"] < 0.3 * errors["plain"]
 
 
-def test_a_head_shows_its_vectors_and_trains():
+def test_a_head_attaches_its_vectors_and_trains():
     _, _, weights, hidden = model()
     head = ClassHead(D, C, sampler=Nearest(ClassCounts(weights), 12, group_size=4, every=3))
     assert head.sampler.schedule.vectors == (head.weight, head.bias)
@@ -209,7 +209,7 @@ def test_a_head_shows_its_vectors_and_trains():
     assert head(hidden, target).isfinite()
 
 
-def test_evaluation_does_not_make_the_index_older():
+def test_evaluations_do_not_advance_the_schedule():
     vectors, _, weights, hidden = model()
     sampler = Nearest(weights, 12, every=2)
     sampler.attach(vectors)
@@ -218,7 +218,7 @@ def test_evaluation_does_not_make_the_index_older():
     assert sampler.schedule.steps == 0
 
 
-def test_refreshed_counts_are_indexed_anew():
+def test_refresh_rebuilds_the_index_from_the_counts():
     vectors, bias, weights, hidden = model()
     counts = ClassCounts(weights)
     sampler = Nearest(counts, 12)
@@ -226,12 +226,12 @@ def test_refreshed_counts_are_indexed_anew():
     sampler(torch.arange(B), hidden=hidden)
     counts.update(torch.full((500,), 7))
     sampler.refresh()
-    # Drawn for certain now, and so no longer among the nearest.
+    # Class 7 is now drawn with probability 1, so it is not searched for.
     assert sampler(torch.arange(B), hidden=hidden).blocks[0].ids.tolist() == [[7]]
-    check_promise(sampler, hidden, draws=1000)
+    check_unbiased(sampler, hidden, draws=1000)
 
 
-def test_without_faiss_it_says_what_to_install(monkeypatch):
+def test_without_faiss_the_error_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "faiss", None)
     with pytest.raises(ImportError, match=r"`Nearest` needs faiss: pip install 'manyclass\[ann\]'"):
         Nearest(torch.ones(5), 4)

@@ -1,4 +1,4 @@
-"""What is built beside the steps is taken up at the same step however long it takes, and survives a stop between."""
+"""A background rebuild is taken up at the same step however long it takes, and survives saving and copying."""
 
 import copy
 import io
@@ -25,21 +25,21 @@ SAMPLERS = {
 }
 
 
-class Table(nn.Module):
+class Built(nn.Module):
     def __init__(self, value):
         super().__init__()
         self.register_buffer("value", torch.tensor(value))
 
 
 def run(schedule, current, steps, *, every=EVERY, seconds=0.0):
-    """The value drawn from after each step; a build's value is the step it began at."""
+    """Return the last module and the value after each step; the value of a build is the step of its snapshot."""
 
     def snapshot():
-        begun = schedule.steps
+        snapshot_step = schedule.steps
 
         def build():
             time.sleep(seconds)
-            return Table(begun)
+            return Built(snapshot_step)
 
         return build
 
@@ -50,23 +50,23 @@ def run(schedule, current, steps, *, every=EVERY, seconds=0.0):
     return current, values
 
 
-@pytest.mark.parametrize(("every", "wait"), [(8, 2), (5, 2), (2, 1), (1, 1)])
-def test_a_build_is_taken_up_so_many_steps_after_its_snapshot(every, wait):
-    assert lag(every) == wait
-    _, values = run(BackgroundRebuild(), Table(0), 40, every=every)
-    assert values == [max(0, (step - wait) // every * every) for step in range(1, 41)]
+@pytest.mark.parametrize(("every", "expected_lag"), [(8, 2), (5, 2), (2, 1), (1, 1)])
+def test_a_build_is_taken_up_a_fixed_number_of_steps_after_its_snapshot(every, expected_lag):
+    assert lag(every) == expected_lag
+    _, values = run(BackgroundRebuild(), Built(0), 40, every=every)
+    assert values == [max(0, (step - expected_lag) // every * every) for step in range(1, 41)]
 
 
-def test_a_slow_thread_changes_nothing():
-    assert run(BackgroundRebuild(), Table(0), 20)[1] == run(BackgroundRebuild(), Table(0), 20, seconds=0.05)[1]
+def test_the_speed_of_the_thread_changes_nothing():
+    assert run(BackgroundRebuild(), Built(0), 20)[1] == run(BackgroundRebuild(), Built(0), 20, seconds=0.05)[1]
 
 
-def test_steps_do_not_wait_for_a_build_before_its_time():
-    schedule, current, go = BackgroundRebuild(), Table(0), threading.Event()
+def test_steps_do_not_wait_for_a_build_before_it_is_due():
+    schedule, current, go = BackgroundRebuild(), Built(0), threading.Event()
 
     def build():
         go.wait()
-        return Table(1)
+        return Built(1)
 
     for _ in range(EVERY + lag(EVERY) - 1):
         current = schedule.advance(current, EVERY, lambda: build)
@@ -75,8 +75,8 @@ def test_steps_do_not_wait_for_a_build_before_its_time():
     assert int(schedule.advance(current, EVERY, lambda: build).value) == 1
 
 
-def test_an_error_surfaces_when_its_build_is_due_and_steps_go_on():
-    schedule, current = BackgroundRebuild(), Table(0)
+def test_an_error_is_raised_when_its_build_is_due_and_later_builds_work():
+    schedule, current = BackgroundRebuild(), Built(0)
 
     def build():
         raise ValueError("no table")
@@ -88,26 +88,26 @@ def test_an_error_surfaces_when_its_build_is_due_and_steps_go_on():
     assert run(schedule, current, EVERY)[1][-1] == 2 * EVERY
 
 
-def test_what_was_dropped_is_not_taken_up():
+def test_a_dropped_build_is_not_taken_up():
     schedule = BackgroundRebuild()
-    current, _ = run(schedule, Table(0), EVERY)
+    current, _ = run(schedule, Built(0), EVERY)
     schedule.drop()
     assert run(schedule, current, 5)[1] == [0] * 5
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))], ids=["copy", "pickle"])
 @pytest.mark.parametrize("steps", [3, EVERY, EVERY + 1, EVERY + 2])
-def test_a_copy_takes_up_what_was_under_way(steps, copied):
+def test_a_copy_takes_up_the_build_in_progress(steps, copied):
     schedule = BackgroundRebuild()
-    current, _ = run(schedule, Table(0), steps, seconds=0.05)
-    # A copy of a copy as well: what it holds has been built by then.
+    current, _ = run(schedule, Built(0), steps, seconds=0.05)
+    # A copy holds the finished build, and a copy of a copy must keep it.
     twin, again = copied(schedule), copied(copied(schedule))
     values = run(schedule, copy.deepcopy(current), 10)[1]
     assert run(twin, copy.deepcopy(current), 10)[1] == values
     assert run(again, copy.deepcopy(current), 10)[1] == values
 
 
-def setting(name, seed=0):
+def head_and_batch(name, seed=0):
     torch.manual_seed(seed)
     head = ClassHead(D, C, sampler=SAMPLERS[name]())
     generator = torch.Generator().manual_seed(3)
@@ -115,7 +115,7 @@ def setting(name, seed=0):
 
 
 def train(head, hidden, target, steps):
-    """Losses of training steps, each with its own seed."""
+    """Return the losses of training steps, with the step as the seed of its draw."""
     losses = []
     for step in steps:
         head.zero_grad()
@@ -129,28 +129,28 @@ def train(head, hidden, target, steps):
 
 
 def rebuilt(head):
-    """What its sampler draws from."""
+    """Return the module that the sampler draws from."""
     if isinstance(head.sampler, Learned):
         return head.sampler.sampler.table
     return head.sampler.clusters if isinstance(head.sampler, Clustered) else head.sampler.index
 
 
 def loaded(head, name):
-    """Another head with the state of this one, which went through a file that runs no code when it is read."""
+    """Return another head with the state of this one, saved and loaded with `weights_only=True`."""
     file = io.BytesIO()
     torch.save(head.state_dict(), file)
     file.seek(0)
-    other, _, _ = setting(name, seed=9)
+    other, _, _ = head_and_batch(name, seed=9)
     other.load_state_dict(torch.load(file, weights_only=True))
     return other
 
 
 @pytest.mark.parametrize("stop", [1, EVERY - 1, EVERY, EVERY + 1, EVERY + 2, EVERY + 3])
 @pytest.mark.parametrize("name", SAMPLERS)
-def test_a_run_that_was_stopped_is_the_one_that_was_not(name, stop):
-    head, hidden, target = setting(name)
+def test_a_resumed_run_equals_an_uninterrupted_one(name, stop):
+    head, hidden, target = head_and_batch(name)
     whole = train(head, hidden, target, range(3 * EVERY))
-    head, hidden, target = setting(name)
+    head, hidden, target = head_and_batch(name)
     first = train(head, hidden, target, range(stop))
     copies = [
         loaded(head, name),
@@ -163,8 +163,8 @@ def test_a_run_that_was_stopped_is_the_one_that_was_not(name, stop):
 
 
 @pytest.mark.parametrize("name", ["clustered", "nearest"])
-def test_a_build_sees_the_vectors_of_its_snapshot(name):
-    head, hidden, target = setting(name)
+def test_a_build_uses_the_vectors_of_its_snapshot(name):
+    head, hidden, target = head_and_batch(name)
     train(head, hidden, target, range(EVERY))
     later = copy.deepcopy(head)
     with torch.no_grad():
@@ -175,9 +175,9 @@ def test_a_build_sees_the_vectors_of_its_snapshot(name):
 
 
 @pytest.mark.parametrize("order", [None, "frequency"])
-def test_a_learned_table_is_the_one_a_refresh_builds(order):
+def test_a_rebuild_of_learned_gives_the_table_of_a_refresh(order):
     sampler = Learned(WEIGHTS, 12, every=EVERY, order=order)
-    head, hidden, target = setting("learned")
+    head, hidden, target = head_and_batch("learned")
     head.use(sampler)
     train(head, hidden, target, range(EVERY))
     refreshed = copy.deepcopy(sampler)
@@ -189,12 +189,12 @@ def test_a_learned_table_is_the_one_a_refresh_builds(order):
 
 
 @pytest.mark.parametrize("name", SAMPLERS)
-def test_a_refresh_is_newer_than_what_is_under_way(name):
-    head, hidden, target = setting(name)
+def test_a_refresh_discards_the_build_in_progress(name):
+    head, hidden, target = head_and_batch(name)
     train(head, hidden, target, range(EVERY))
     head.sampler.refresh()
-    present = rebuilt(head)
+    refreshed_module = rebuilt(head)
     train(head, hidden, target, range(lag(EVERY)))
-    assert rebuilt(head) is present
+    assert rebuilt(head) is refreshed_module
     train(head, hidden, target, range(EVERY))
-    assert rebuilt(head) is not present
+    assert rebuilt(head) is not refreshed_module

@@ -1,4 +1,4 @@
-"""Same seed, same draws; tables keep their dtype; state goes round."""
+"""A seed determines a draw, tables keep their dtype, and a state dict restores a sampler."""
 
 import copy
 
@@ -25,7 +25,7 @@ def identical(ours, theirs):
 
 @pytest.mark.parametrize("group_size", [None, 1, 4])
 @pytest.mark.parametrize("name", SAMPLERS)
-def test_compiled_draws_are_the_eager_ones(name, group_size, monkeypatch):
+def test_compiled_and_eager_draws_are_equal(name, group_size, monkeypatch):
     torch.manual_seed(0)
     sampler = SAMPLERS[name](torch.rand(C) + 0.1, 20, group_size)
     ids, log_kappa = draw(sampler)
@@ -71,7 +71,7 @@ def test_tables_keep_their_dtype(name, convert):
 
 
 @pytest.mark.parametrize("name", SAMPLERS)
-def test_state_goes_round_into_a_sampler_of_other_weights(name):
+def test_a_loaded_state_replaces_other_weights(name):
     torch.manual_seed(0)
     sampler = SAMPLERS[name](torch.rand(C) ** 8 + 1e-6, 20, None)
     other = SAMPLERS[name](torch.rand(C) + 0.1, 20, None)
@@ -104,30 +104,6 @@ def test_a_sampler_of_counts_can_be_resized(make):
     assert (ids == 3).any(1).all()
 
 
-def test_explicit_classes_are_not_drawn_again():
-    explicit = torch.tensor([0, 5])
-    sampler = WithExplicit(Importance(torch.ones(9), 50), explicit)
-    ids, log_kappa = draw(sampler)
-    assert not torch.isin(ids[:, 2:], explicit).any()
-    assert (log_kappa[:, :2] == 0).all()
-
-
-def test_a_class_of_no_weight_may_be_explicit():
-    weights = torch.ones(9)
-    weights[3] = 0
-    sampler = WithExplicit(Systematic(weights, 4), torch.tensor([3]))
-    ids, _ = draw(sampler)
-    assert (ids[:, 0] == 3).all()
-
-
-def test_a_budget_is_split_between_the_heaviest_classes_and_the_draw():
-    weights = torch.tensor([1.0, 9.0, 2.0, 8.0, 3.0, 1.0, 1.0, 1.0, 1.0])
-    sampler = WithExplicit.budget(Systematic(weights, 3), 5)
-    candidates = sampler(torch.tensor([0]))
-    assert candidates.ids().shape[1] == 5
-    assert candidates.ids()[0, :2].tolist() == [1, 3]
-
-
 @pytest.mark.parametrize(
     ("name", "change", "message"),
     [
@@ -141,7 +117,7 @@ def test_a_budget_is_split_between_the_heaviest_classes_and_the_draw():
         ("order._extra_state", lambda x: x - 10, "must hold a count of steps and a flag, got \\[-"),
     ],
 )
-def test_tables_that_would_be_searched_beside_are_refused(name, change, message):
+def test_damaged_tables_are_refused(name, change, message):
     weights = torch.rand(C, generator=torch.Generator().manual_seed(0))
     weights[3] = 1000
     sampler = Systematic(weights, 20, order="random")

@@ -1,4 +1,4 @@
-"""The order of classes on the line, and offsets of their own for the teeth, change the variance and nothing else."""
+"""Systematic: the order of classes on the line, and stratification, change the variance and nothing else."""
 
 import copy
 
@@ -24,7 +24,7 @@ def weights(seed=0):
 
 
 def clustered_vectors():
-    """Class vectors around five centres, which ids say nothing about."""
+    """Return class vectors around five centres, and the centre of each class, which is independent of its id."""
     generator = torch.Generator().manual_seed(0)
     centres = 2 * torch.randn(5, D, generator=generator)
     label = torch.randint(5, (C,), generator=generator)
@@ -41,13 +41,13 @@ def same(ours, theirs):
 
 
 def line(sampler):
-    """The ids as they lie on the line; those that are certain lie on none."""
+    """Return the ids in their order on the line, without classes that are drawn with probability 1."""
     start, end = sampler.table.interval(torch.arange(C))
     return start.argsort()[(end > start)[start.argsort()]].tolist()
 
 
 @pytest.mark.parametrize("order", ORDERS.values(), ids=ORDERS)
-def test_no_order_changes_how_often_classes_are_drawn(order, kernels):
+def test_no_order_changes_the_inclusion_probabilities(order, kernels):
     sampler = Systematic(weights(), 10, order=order)
     sampler.attach(clustered_vectors()[0])
     count = torch.zeros(C)
@@ -66,7 +66,7 @@ def draw_at(sampler, offset):
         return draw(sampler)
 
 
-def test_the_heaviest_come_first():
+def test_the_order_by_frequency_puts_the_heaviest_classes_first():
     sampler = Systematic(weights(), 10, order="frequency")
     assert line(sampler) == weights().argsort(descending=True).tolist()
 
@@ -76,12 +76,12 @@ def test_a_given_order_is_kept():
     assert line(sampler) == ORDERS["given"].tolist()
     rest = sampler.without(torch.tensor([5, 40]))
     assert line(rest) == [c for c in ORDERS["given"].tolist() if c not in (5, 40)]
-    # Every fifth class on the line.
+    # A draw takes every fifth class on the line.
     place = torch.empty(C, dtype=torch.int64).scatter_(0, ORDERS["given"], torch.arange(C))
     assert (place[draw(sampler)[0][0]].diff() == 5).all()
 
 
-def test_a_random_order_repeats_and_is_another_after_each_refresh():
+def test_random_orders_are_repeatable_and_differ_after_each_refresh():
     one, other = (Systematic(weights(), 10, order="random") for _ in range(2))
     seen = []
     for _ in range(3):
@@ -90,7 +90,7 @@ def test_a_random_order_repeats_and_is_another_after_each_refresh():
         one.refresh()
         other.refresh()
     assert len(set(seen)) == 3
-    # What was loaded goes on with the orders that were to come.
+    # A loaded state continues the same sequence of orders.
     fresh = Systematic(weights(), 10, order="random")
     fresh.load_state_dict(one.state_dict())
     assert line(fresh) == line(one)
@@ -99,7 +99,7 @@ def test_a_random_order_repeats_and_is_another_after_each_refresh():
     assert line(fresh) == line(one)
 
 
-def test_like_class_vectors_are_neighbours_once_they_are_shown():
+def test_similar_class_vectors_are_neighbours_once_attached():
     vectors, label = clustered_vectors()
     sampler = Systematic(weights(), 10, order="cluster")
     assert line(sampler) == list(range(C))
@@ -109,7 +109,7 @@ def test_like_class_vectors_are_neighbours_once_they_are_shown():
     assert len(found.unique_consecutive()) == 5
 
 
-def test_vectors_are_shown_through_an_explicit_set():
+def test_vectors_are_attached_through_an_explicit_set():
     vectors, label = clustered_vectors()
     inner = Systematic(weights(), 10, order="cluster")
     ClassHead(D, C, sampler=WithExplicit(inner, "batch"), weight=torch.nn.Parameter(vectors))
@@ -129,28 +129,28 @@ def test_an_order_by_clusters_lowers_the_error():
     assert errors[1] < 0.5 * errors[0]
 
 
-def test_only_draws_for_training_make_clusters_older():
+def test_only_training_steps_update_the_clusters():
     vectors, label = clustered_vectors()
     sampler = Systematic(weights(), 10, order="cluster")
     sampler.attach(vectors)
     sampler.advance()
     draw(sampler)
-    learnt = line(sampler)
+    before = line(sampler)
     vectors.copy_(vectors.flip(0))
     for _ in range(5):
         draw(sampler)
-    assert line(sampler) == learnt
+    assert line(sampler) == before
     # A training step assigns 64 classes to clusters; by now all are assigned, to centroids of the new vectors.
     for _ in range(2 * -(-C // 64)):
         sampler.advance()
         draw(sampler)
-    assert line(sampler) != learnt
+    assert line(sampler) != before
     found = label.flip(0)[line(sampler)]
     assert len(found.unique_consecutive()) == 5
 
 
 @pytest.mark.parametrize("order", ORDERS.values(), ids=ORDERS)
-def test_state_is_loaded_with_its_order(order):
+def test_the_order_is_part_of_the_state(order):
     sampler = Systematic(weights(), 10, order=order)
     vectors, _ = clustered_vectors()
     sampler.attach(vectors)
@@ -162,14 +162,14 @@ def test_state_is_loaded_with_its_order(order):
         assert same(draw(sampler, seed), draw(other, seed))
 
 
-def test_classes_by_id_cost_no_state():
+def test_the_order_by_id_needs_no_state():
     sampler = Systematic(weights(), 10)
     sampler.attach(clustered_vectors()[0])
     assert set(sampler.state_dict()) == {"_certain", "table._cumulative_bits", "table._zero"}
 
 
 @pytest.mark.parametrize("order", ORDERS.values(), ids=ORDERS)
-def test_an_order_follows_the_number_of_classes(order):
+def test_an_order_is_resized_with_the_classes(order):
     head = ClassHead(D, C, sampler=Systematic(ClassCounts(torch.ones(C)), 10, order=order))
     hidden = torch.randn(B, D)
     assert head(hidden, TARGET).isfinite()
@@ -181,7 +181,7 @@ def test_an_order_follows_the_number_of_classes(order):
         assert head.sampler.table.order.tolist() == [c for c in order.tolist() if c < C - 9]
 
 
-def test_explicit_classes_leave_their_order_to_the_rest():
+def test_classes_drawn_beside_an_explicit_set_keep_their_vectors():
     sampler = Systematic(weights(), 10, order="cluster")
     sampler.attach(clustered_vectors()[0])
     explicit = WithExplicit(sampler, torch.tensor([0, 7]))
@@ -191,7 +191,7 @@ def test_explicit_classes_leave_their_order_to_the_rest():
 
 
 @pytest.mark.parametrize("order", ORDERS.values(), ids=ORDERS)
-def test_what_is_learnt_goes_on_in_its_order(order):
+def test_learned_continues_from_a_loaded_state_in_every_order(order):
     torch.manual_seed(0)
     counts = torch.rand(C) + 0.1
     head, other = (ClassHead(D, C, sampler=Learned(counts, 10, every=3, order=order)) for _ in range(2))
@@ -208,7 +208,7 @@ def test_what_is_learnt_goes_on_in_its_order(order):
         assert twin.sampler.sampler.order.vectors[0] is twin.weight
 
 
-def test_every_tooth_of_a_stratified_comb_keeps_to_its_stretch_of_the_line():
+def test_stratified_sampling_draws_one_class_from_each_stratum():
     sampler = Systematic(torch.ones(C), 12, stratified=True)
     seen = set()
     for seed in range(300):
@@ -218,7 +218,7 @@ def test_every_tooth_of_a_stratified_comb_keeps_to_its_stretch_of_the_line():
     assert len(seen) == 300
 
 
-def test_a_class_over_a_boundary_may_come_twice():
+def test_a_class_in_two_strata_can_be_drawn_twice():
     sampler = Systematic(torch.tensor([3.0, 4.0, 3.0]), 2, stratified=True)
     rows = {tuple(sampler(torch.tensor([0])).ids()[0].tolist()) for _ in range(200)}
     assert rows == {(0, 1), (0, 2), (1, 1), (1, 2)}
@@ -235,7 +235,7 @@ def test_stratified_sampling_has_the_variance_of_its_formula():
     assert abs(sums.mean() - z.sum()) < 4 * (expected / len(sums)) ** 0.5
 
 
-def test_the_number_drawn_can_be_changed(kernels):
+def test_k_can_be_changed(kernels):
     for order in (None, *ORDERS.values()):
         sampler = Systematic(weights(), 10, order=order)
         sampler.set_k(25)

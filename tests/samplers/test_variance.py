@@ -1,4 +1,4 @@
-"""The variance of Z̃ is what theory says, and the paper's comparison of designs is what it should have been."""
+"""The variance of Z̃ agrees with theory, and a term is added to the paper's comparison of designs."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ MU = 1.0
 
 
 def sums(sampler, z, draws, generator):
-    """Z̃ of independent draws, one for each example of a batch."""
+    """Return Z̃ of independent draws, one for each example of a batch."""
     candidates = sampler(torch.zeros(draws, dtype=torch.int64), generator=generator)
     return (candidates.log_kappa().exp() * z[candidates.ids()]).sum(1)
 
@@ -41,7 +41,7 @@ def test_bernoulli_has_the_variance_of_its_formula():
 
 
 def exact_systematic_variance(z):
-    """Over the C/S samples that uniform weights have: every C/S-th class from each first one on."""
+    """Return the variance over the C/S samples that uniform weights allow: every C/S-th class from each start."""
     return float((z.reshape(S, C // S).sum(0) * (C / S)).var(correction=0))
 
 
@@ -53,17 +53,16 @@ def test_uniform_systematic_draws_every_twentieth_class():
 
 
 @pytest.mark.parametrize("ratio", [0.2, 1.0, 3.0])
-def test_the_footnotes_comparison_with_its_missing_term(ratio):
-    """Compare with the expected variances for z of mean μ and deviation σ.
+def test_expected_variances_agree_with_the_footnote_and_its_missing_term(ratio):
+    """Systematic sampling has the least expected variance for z of mean μ and deviation σ.
 
-    They are σ²C(C-1)/S for importance, (σ²+μ²)C(1/f-1) for Bernoulli and σ²(C²/S)(1-S/C) for systematic sampling,
-    which is below both.
+    It is σ²(C²/S)(1-S/C), beside σ²C(C-1)/S for importance and (σ²+μ²)C(1/f-1) for Bernoulli sampling.
     """
     generator = torch.Generator().manual_seed(3)
     sigma, f, repeats = ratio * MU, S / C, 400
     importance, bernoulli, systematic = [], [], []
     for _ in range(repeats):
-        # Of mean μ and deviation σ, and positive where it can be: a shifted exponential.
+        # A shifted exponential has mean μ and deviation σ, and is positive if σ ≤ μ.
         z = MU + sigma * (torch.empty(C, dtype=torch.float64).exponential_(generator=generator) - 1)
         importance.append(float((z.square().sum() * C - z.sum() ** 2) / S))
         bernoulli.append(float((1 / f - 1) * z.square().sum()))
@@ -82,7 +81,7 @@ def test_the_footnotes_comparison_with_its_missing_term(ratio):
 
 
 @pytest.mark.parametrize("ratio", [0.2, 1.0])
-def test_bernoulli_is_measured_above_importance_where_the_paper_says_below(ratio):
+def test_bernoulli_varies_more_than_importance_where_the_paper_says_less(ratio):
     generator = torch.Generator().manual_seed(4)
     z = MU + ratio * MU * (torch.empty(C, dtype=torch.float64).exponential_(generator=generator) - 1)
     uniform = torch.ones(C)

@@ -123,7 +123,7 @@ def flatten_examples(
             raise ValueError(f"`exclude` must have shape {[*shape, 'E']}, got {list(exclude.shape)}")
         _check.device("exclude", exclude, hidden.device)
         exclude = exclude.reshape(len(target), exclude.shape[-1])
-        # A user who excludes all labels of an example may name its target among them.
+        # The exclusions may be all labels of an example, its target among them.
         exclude = exclude.masked_fill(exclude == target.unsqueeze(1), -1)
     if log_z is not None:
         _check_floats(log_z, "log_z", shape, hidden.device)

@@ -1,4 +1,4 @@
-"""The sampler's promise: E[Σ κ g(id)] over the slots not excluded is the sum of g over the classes not excluded."""
+"""Samplers are unbiased: E[Σ κ g(id)] over the slots not excluded is the sum of g over the classes not excluded."""
 
 import itertools
 
@@ -14,14 +14,14 @@ from tests.tables import DESIGNS, DRAWING, SAMPLERS
 C = 4
 GROUP_SIZES = (None, 1, 2, 3)
 SUBSETS = [torch.tensor(s) for n in range(1, C + 1) for s in itertools.combinations(range(C), n)]
-# An example for each set of classes it may exclude, so that one call tries all of them.
+# There is one example for each set of excluded classes, so that one call tests all of them.
 EXCLUDED = torch.tensor([[c if bits >> c & 1 else -1 for c in (2, 0, 3, 1)] for bits in range(2**C)])
 TARGET = torch.tensor([1, 3] * 2 ** (C - 1))
 COUNTS = {"ties": [3, 1, 1, 3], "zeros": [5, 0, 2, 0], "skewed": [1, 40, 2, 7]}
 
 
 def expectation(sampler, weights, g):
-    """Σ over all outcomes of probability × Σ κ g, for each example."""
+    """Return the sum over all outcomes of probability × Σ κ g, for each example."""
     total, mass = torch.zeros(len(TARGET), dtype=torch.float64), 0.0
     for probability, candidates in outcomes(sampler, weights, TARGET, EXCLUDED):
         kappa = candidates.log_kappa().exp().masked_fill(candidates.empty(), 0.0)
@@ -31,7 +31,7 @@ def expectation(sampler, weights, g):
     return total
 
 
-def promised(g):
+def exact_sums(g):
     kept = torch.ones(len(TARGET), C + 1, dtype=torch.float64).scatter_(1, EXCLUDED % (C + 1), 0.0)[:, :C]
     return kept @ g
 
@@ -40,7 +40,7 @@ def promised(g):
 @pytest.mark.parametrize("group_size", GROUP_SIZES)
 @pytest.mark.parametrize("k", range(1, C + 1))
 @pytest.mark.parametrize("name", DESIGNS)
-def test_every_design_keeps_the_promise_for_every_explicit_and_excluded_set(name, k, group_size, counts):
+def test_every_design_is_unbiased_for_every_explicit_and_excluded_set(name, k, group_size, counts):
     counts = ClassCounts(torch.tensor(counts))
     weights = counts.weights()
     g = torch.randn(C, dtype=torch.float64, generator=torch.Generator().manual_seed(k))
@@ -48,38 +48,38 @@ def test_every_design_keeps_the_promise_for_every_explicit_and_excluded_set(name
     for explicit in [None, "batch", *SUBSETS]:
         left = weights.clone()
         if explicit is None:
-            tried = sampler
+            composed = sampler
         else:
-            tried = WithExplicit(sampler, explicit)
+            composed = WithExplicit(sampler, explicit)
             if explicit != "batch":
                 left[explicit] = 0.0
-        torch.testing.assert_close(expectation(tried, left.tolist(), g), promised(g), rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(expectation(composed, left.tolist(), g), exact_sums(g), rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("group_size", GROUP_SIZES)
-def test_given_probabilities_keep_the_promise(group_size):
+def test_bernoulli_with_given_probabilities_is_unbiased(group_size):
     b = [0.3, 1.0, 0.5, 0.9]
     g = torch.tensor([1.0, -2.0, 3.0, 0.5], dtype=torch.float64)
     sampler = Bernoulli.from_probabilities(torch.tensor(b, dtype=torch.float64), group_size=group_size)
-    torch.testing.assert_close(expectation(sampler, b, g), promised(g), rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(expectation(sampler, b, g), exact_sums(g), rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("group_size", GROUP_SIZES)
-def test_explicit_sets_within_each_other_keep_the_promise(group_size):
+def test_nested_explicit_sets_are_unbiased(group_size):
     weights = torch.tensor([2.0, 1.0, 5.0, 3.0], dtype=torch.float64)
     g = torch.tensor([1.0, -2.0, 3.0, 0.5], dtype=torch.float64)
     inner = WithExplicit(Importance(weights, 2, group_size=group_size), torch.tensor([2]))
     left = [2.0, 1.0, 0.0, 3.0]
-    torch.testing.assert_close(expectation(WithExplicit(inner, "batch"), left, g), promised(g), rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(expectation(WithExplicit(inner, "batch"), left, g), exact_sums(g), rtol=1e-9, atol=1e-9)
 
 
-# One set alone has no rest to promise, what is in the batch depends on it, and what is learnt is shared: the last two
-# have tests of their own.
-OWN = ("set alone", "in batch", "learned")
+# A set alone is biased, InBatch is unbiased only over random batches, and Learned has no `group_size`: the last two are
+# tested in separate files.
+TESTED_ELSEWHERE = ("set alone", "in batch", "learned")
 
 
-@pytest.mark.parametrize("name", [name for name in SAMPLERS if name not in (*DESIGNS, *OWN)])
-def test_the_table_of_samplers_keeps_the_promise_on_average(name):
+@pytest.mark.parametrize("name", [name for name in SAMPLERS if name not in (*DESIGNS, *TESTED_ELSEWHERE)])
+def test_every_other_sampler_is_unbiased_on_average(name):
     weights = torch.tensor([2.0, 1.0, 5.0, 3.0, 1.0, 1.0], dtype=torch.float64)
     sampler = SAMPLERS[name](weights, 2, 1)
     assert sampler.unbiased
@@ -95,13 +95,13 @@ def test_the_table_of_samplers_keeps_the_promise_on_average(name):
     assert abs(error.mean()) <= 4.5 * error.std() / len(error) ** 0.5 + 1e-12
 
 
-def test_a_set_alone_says_that_it_is_biased():
+def test_a_set_alone_is_marked_as_biased():
     assert not WithExplicit(None, torch.tensor([0]), num_classes=3).unbiased
 
 
 @pytest.mark.parametrize("group_size", GROUP_SIZES)
 @pytest.mark.parametrize("name", ["systematic", "bernoulli"])
-def test_a_design_without_replacement_is_exact_for_all_classes(name, group_size):
+def test_a_draw_of_all_classes_without_replacement_is_exact(name, group_size):
     weights = torch.rand(50, generator=torch.Generator().manual_seed(0)) + 0.01
     sampler = DRAWING[name](weights, 50, group_size)
     candidates = sampler(torch.arange(7))
@@ -111,7 +111,7 @@ def test_a_design_without_replacement_is_exact_for_all_classes(name, group_size)
         assert (log_kappa[present] == 0).all()
 
 
-# A thousand classes: means within four standard errors, which come from the variance each design is known to have.
+# For a thousand classes, standard errors come from the known variance of each design.
 N, K, DRAWS = 1000, 60, 4000
 
 
@@ -129,7 +129,7 @@ def known_variance(name, z, weights, k):
 
 @pytest.mark.parametrize("group_size", [1, 7])
 @pytest.mark.parametrize("name", DRAWING)
-def test_the_promise_holds_within_four_standard_errors_of_the_known_variance(name, group_size):
+def test_mean_and_variance_of_sums_agree_with_the_known_variance(name, group_size):
     generator = torch.Generator().manual_seed(5)
     weights = zipf()
     z = torch.rand(N, dtype=torch.float64, generator=generator) * torch.tensor(weights, dtype=torch.float64).sqrt()

@@ -1,11 +1,11 @@
-"""The table that draws are looked up in: every position finds its class, however masses are spread."""
+"""MassTable: every position finds its class, for any distribution of the masses."""
 
 import pytest
 import torch
 
 from manyclass.samplers._table import MassTable
 
-SPREADS = {
+DISTRIBUTIONS = {
     "equal": lambda n: torch.ones(n),
     "random": lambda n: torch.rand(n) + 1e-3,
     "very uneven": lambda n: torch.rand(n) ** 20 + 1e-9,
@@ -19,10 +19,10 @@ SPREADS = {
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 16, 17, 100, 4000])
-@pytest.mark.parametrize("spread", SPREADS.values(), ids=SPREADS)
-def test_every_position_finds_the_class_that_owns_it(spread, n, kernels):
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS.values(), ids=DISTRIBUTIONS)
+def test_every_position_finds_the_class_that_owns_it(distribution, n, kernels):
     torch.manual_seed(n)
-    mass = spread(n).double()
+    mass = distribution(n).double()
     table = MassTable(mass)
     edges = torch.cat([torch.zeros(1, dtype=torch.float64), mass.cumsum(0)])
     assert table.total == edges[-1]
@@ -46,7 +46,7 @@ def test_positions_keep_their_shape(kernels):
     assert mass.tolist() == [[1, 1, 1], [1, 1, 1]]
 
 
-def test_a_search_stays_short_on_real_laws():
+def test_a_search_takes_few_steps_under_a_power_law():
     mass = (1 / torch.arange(1, 1_000_001, dtype=torch.float64)) ** 1.1
     assert len(MassTable(mass)._steps) <= 3
 
@@ -56,7 +56,7 @@ def test_a_mass_lost_to_rounding_is_an_error():
         MassTable(torch.tensor([1.0, 1e-20, 1.0], dtype=torch.float64))
 
 
-def test_a_table_of_nothing_locates_nothing(kernels):
+def test_a_table_without_mass_locates_no_positions(kernels):
     table = MassTable(torch.zeros(3, dtype=torch.float64))
     ids, mass = table.locate(torch.empty(0, dtype=torch.float64))
     assert len(ids) == len(mass) == 0

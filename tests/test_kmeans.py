@@ -1,0 +1,22 @@
+"""K-means of class vectors."""
+
+import torch
+
+from manyclass import kmeans
+
+
+def test_the_search_by_groups_finds_a_centroid_about_as_near(monkeypatch):
+    generator = torch.Generator().manual_seed(0)
+    means = torch.randn(60, 8, generator=generator)
+    rows = means.repeat(50, 1) + 0.3 * torch.randn(3000, 8, generator=generator)
+    centroids = kmeans.fit_centroids(rows, 300)
+    exact = kmeans.nearest_centroids(rows, centroids)
+    monkeypatch.setattr(kmeans, "MAX_COMPARED_CENTROIDS", 100)
+    found = kmeans.nearest_centroids(rows, centroids)
+
+    def distance(label):
+        return (rows - centroids[label]).square().sum(1)
+
+    assert (found == exact).float().mean() > 0.9
+    assert (distance(found) >= distance(exact) - 1e-5).all()
+    assert distance(found).mean() < 1.1 * distance(exact).mean()
