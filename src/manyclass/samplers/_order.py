@@ -31,7 +31,8 @@ class ClassOrder(nn.Module):
     def __init__(self, rule: str) -> None:
         super().__init__()
         self.rule = rule
-        self._vectors: tuple[Tensor, ...] = ()
+        # The attached class vectors. In a tuple: as an attribute they would be registered as the sampler's parameter.
+        self.vectors: tuple[Tensor, ...] = ()
         # Counts random orders, or training steps since class vectors were attached.
         self._count = 0
         # True until newly attached class vectors have been clustered.
@@ -42,11 +43,7 @@ class ClassOrder(nn.Module):
         follow_loaded_state(self)
 
     def check_size(self, num_classes: int) -> None:
-        """Raise unless the clusters are those of `num_classes` classes.
-
-        Raises:
-            ValueError: the labels or centroids have another shape.
-        """
+        """Raise ValueError unless the clusters are those of `num_classes` classes."""
         if self._label.shape not in ((0,), (num_classes,)) or self._centroid_bits.dim() != 2:
             raise ValueError(f"the clusters of a sampler must be of {num_classes} classes, got others")
 
@@ -72,30 +69,24 @@ class ClassOrder(nn.Module):
         if self.rule != "cluster":
             return
         check_vectors(weight, None, num_classes)
-        # In a tuple: as an attribute the head's parameter would be registered as the sampler's too.
-        self._vectors = (weight,)
+        self.vectors = (weight,)
         self._count, self._stale = 0, True
-
-    @property
-    def vectors(self) -> tuple[Tensor, ...]:
-        """The attached class vectors, or ()."""
-        return self._vectors
 
     @torch.no_grad()
     def build_if_stale(self) -> bool:
         """Cluster newly attached class vectors. Return True if that changed the order."""
         # A compiled graph holds the tables as constants, so nothing may change them inside it.
-        if not self._vectors or not self._stale or torch.compiler.is_compiling():
+        if not self.vectors or not self._stale or torch.compiler.is_compiling():
             return False
         self.fit_centroids()
-        self._label = nearest_centroids(self._vectors[0].detach(), self._centroid_bits.view(torch.float32)).short()
+        self._label = nearest_centroids(self.vectors[0].detach(), self._centroid_bits.view(torch.float32)).short()
         self._stale = False
         return True
 
     @torch.no_grad()
     def advance(self) -> bool:
         """Assign the next classes to their clusters, once for each training step. Return True if the order changed."""
-        if not self._vectors or torch.compiler.is_compiling():
+        if not self.vectors or torch.compiler.is_compiling():
             return False
         if self._count == 0:
             self._count = 1
@@ -105,18 +96,18 @@ class ClassOrder(nn.Module):
             self.fit_centroids()
         rows = slice(turn * CLASSES_PER_STEP, (turn + 1) * CLASSES_PER_STEP)
         centroids = self._centroid_bits.view(torch.float32)
-        self._label[rows] = nearest_centroids(self._vectors[0].detach()[rows], centroids).short()
+        self._label[rows] = nearest_centroids(self.vectors[0].detach()[rows], centroids).short()
         self._count += 1
         return turn == self.steps_per_pass - 1
 
     @property
     def steps_per_pass(self) -> int:
         """The training steps in which all classes are assigned to clusters."""
-        return -(-len(self._vectors[0]) // CLASSES_PER_STEP)
+        return -(-len(self.vectors[0]) // CLASSES_PER_STEP)
 
     def fit_centroids(self) -> None:
         """Fit the centroids to the class vectors, starting from the current ones."""
-        vectors = self._vectors[0].detach()
+        vectors = self.vectors[0].detach()
         number = min(MAX_CLUSTERS, math.isqrt(len(vectors)))
         known = self._centroid_bits.view(torch.float32)
         start = known if known.shape == (number, vectors.shape[1]) and not self._stale else None
@@ -127,11 +118,7 @@ class ClassOrder(nn.Module):
         return torch.tensor([self._count, self._stale])
 
     def set_extra_state(self, state: Tensor) -> None:
-        """Continue from a saved count.
-
-        Raises:
-            ValueError: the state is not a count in [0, 2⁵³) and a flag.
-        """
+        """Continue from a saved state; raise ValueError unless it is a count in [0, 2⁵³) and a flag."""
         if state.shape != (2,) or not 0 <= int(state[0]) < 1 << 53:
             raise ValueError(f"the order of a sampler must hold a count of steps and a flag, got {state.tolist()}")
         self._count, self._stale = int(state[0]), bool(state[1])
@@ -142,11 +129,7 @@ class ClassOrder(nn.Module):
 
 
 def first_order(order: str | Tensor, num_classes: int) -> Tensor:
-    """Return int64 [C]: the permutation given, or the ids in ascending order for a rule.
-
-    Raises:
-        ValueError: `order` is not a known rule, not of length C, or repeats a class.
-    """
+    """Return int64 [C], the permutation given or the ids in ascending order; raise ValueError if it is neither."""
     if isinstance(order, str):
         _check.choice("order", order, ORDERS)
         return torch.arange(num_classes)

@@ -159,11 +159,7 @@ def no_learning(self: Sampler, observation: Observation) -> None:
 
 
 def check_life_cycle(sampler: Sampler) -> None:
-    """Raise unless the sampler has every method of the life cycle.
-
-    Raises:
-        TypeError: a method is missing.
-    """
+    """Raise TypeError unless the sampler has every method of the life cycle."""
     for name in ("attach", "advance", "draw", "observe", "refresh", "resize"):
         if not callable(getattr(sampler, name, None)):
             raise TypeError(
@@ -190,12 +186,7 @@ def check_call(sampler: Sampler, target: Tensor, exclude: Tensor | None) -> tupl
 
 
 def check_vectors(weight: Tensor, bias: Tensor | None, num_classes: int) -> None:
-    """Raise unless there is a vector, and a bias if any, for each class.
-
-    Raises:
-        TypeError: `weight` is not a Tensor.
-        ValueError: `weight` is not [C, D] or `bias` not [C].
-    """
+    """Raise TypeError or ValueError unless `weight` is a Tensor [C, D] and `bias`, if any, [C]."""
     _check.tensor("weight", weight)
     if weight.dim() != 2 or weight.shape[0] != num_classes:
         raise ValueError(f"`weight` must have shape [{num_classes}, D], got {list(weight.shape)}")

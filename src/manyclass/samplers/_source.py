@@ -53,11 +53,7 @@ class WeightSource(nn.Module):
         return mass
 
     def check_every_class_drawn(self) -> None:
-        """Raise if a class has weight 0 and is not summed explicitly. Costs nothing: `read` has looked for it.
-
-        Raises:
-            ValueError: a class can never be drawn.
-        """
+        """Raise ValueError if a class has weight 0 and is not summed explicitly. It costs nothing: `read` found it."""
         if self._undrawable is not None:
             raise ValueError(
                 f"`{self.name}` must be above 0 for every class that is not explicit, got 0 at position "
@@ -75,11 +71,7 @@ class WeightSource(nn.Module):
         return WeightSource(self.weights, power=self.power, left_out=left_out, name=self.name)
 
     def resize(self, num_classes: int) -> None:
-        """Resize the counts.
-
-        Raises:
-            ValueError: the weights are a tensor.
-        """
+        """Resize the counts; raise ValueError if the weights are a tensor."""
         if not isinstance(self.weights, ClassCounts):
             raise ValueError(
                 f"`sampler` must be built from ClassCounts to be resized to {num_classes} classes, got one built from "

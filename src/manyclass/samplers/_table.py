@@ -89,11 +89,7 @@ class MassTable(nn.Module):
         self._derive()
 
     def _after_load(self, _: object) -> None:
-        """Refuse a loaded state that is not a table, since a search would read past its end, and derive the guide.
-
-        Raises:
-            ValueError: the sum does not rise from 0, or the classes left out or the order are not those of a table.
-        """
+        """Raise ValueError if a loaded state is not a table, since a search would read past its end."""
         cumulative, zero = self._cumulative, self._zero
         num_classes = len(cumulative) - 1 + len(zero)
         # Equal neighbours are valid: a tiny mass may add nothing to a large sum.

@@ -10,14 +10,7 @@ from manyclass._loaded_state import follow_loaded_state
 from manyclass.candidates import Block, Candidates, join
 from manyclass.counts import ClassCounts, exponent
 from manyclass.samplers._inclusion import inclusion_probabilities
-from manyclass.samplers._sampler import (
-    check_group_size,
-    checked_draw,
-    no_learning,
-    no_schedule,
-    no_vectors,
-    num_groups,
-)
+from manyclass.samplers._sampler import check_group_size, checked_draw, no_learning, no_schedule, no_vectors, num_groups
 from manyclass.samplers._source import WeightSource
 from manyclass.samplers._table import MassTable
 
@@ -141,15 +134,8 @@ class Bernoulli(nn.Module):
         """Compute the number of points to draw."""
         self._points = capacity(self.table.total)
 
-    @property
-    def num_classes(self) -> int:
-        """The number of classes C."""
-        return self.table.num_classes
-
-    @property
-    def device(self) -> torch.device:
-        """The device of its tables."""
-        return self.table.device
+    num_classes = property(lambda self: self.table.num_classes)
+    device = property(lambda self: self.table.device)
 
     forward = checked_draw
 
@@ -198,11 +184,7 @@ class Bernoulli(nn.Module):
         return self.source.heaviest(n)
 
     def set_k(self, k: int) -> None:
-        """Keep another number of classes on average.
-
-        Raises:
-            ValueError: the sampler was built from probabilities, or k is outside [1, C].
-        """
+        """Keep another number of classes on average; raise ValueError if the sampler was built from probabilities."""
         if self.k is None:
             raise ValueError(f"`k` must not be set for a sampler built from probabilities, got {k}")
         self.k = _check.integer("k", k, 1, self.num_classes)

@@ -85,25 +85,10 @@ class Budget(nn.Module):
         """The last probes: step, measured error, and the k chosen."""
         return list(self._probes)
 
-    @property
-    def num_classes(self) -> int:
-        """The number of classes C."""
-        return self.sampler.num_classes
-
-    @property
-    def device(self) -> torch.device | None:
-        """The device of its tables."""
-        return self.sampler.device
-
-    @property
-    def unbiased(self) -> bool:
-        """True if it keeps the promise of `Sampler`."""
-        return self.sampler.unbiased
-
-    @property
-    def renormalises(self) -> bool:
-        """True if it draws from the complement of the excluded classes."""
-        return self.sampler.renormalises
+    num_classes = property(lambda self: self.sampler.num_classes)
+    device = property(lambda self: self.sampler.device)
+    unbiased = property(lambda self: self.sampler.unbiased)
+    renormalises = property(lambda self: self.sampler.renormalises)
 
     forward = checked_draw
 
@@ -150,7 +135,7 @@ class Budget(nn.Module):
         self._probes.append((self._steps, error, after))
 
     def _choose(self, wanted: float) -> int:
-        most = min(self.num_classes, self.most or self.num_classes)
+        most: int = min(self.num_classes, self.most or self.num_classes)
         least = min(self.least, most)
         factor = min(2.0, max(0.5, wanted / self.k))
         k = self.k if abs(factor - 1) <= 0.1 else K_MULTIPLE * round(factor * self.k / K_MULTIPLE)

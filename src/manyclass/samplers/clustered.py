@@ -105,15 +105,8 @@ class Clustered(nn.Module):
             self._build_if_stale()
             self.clusters = self.schedule.advance(self.clusters, self.every, self._snapshot)
 
-    @property
-    def num_classes(self) -> int:
-        """The number of classes C."""
-        return self.source.num_classes
-
-    @property
-    def device(self) -> torch.device:
-        """The device of its tables."""
-        return self._explicit.device
+    num_classes = property(lambda self: self.source.num_classes)
+    device = property(lambda self: self._explicit.device)
 
     forward = checked_draw
 

@@ -84,20 +84,9 @@ class WithExplicit(nn.Module):
             return self._explicit.device
         return None if self.sampler is None else self.sampler.device
 
-    @property
-    def renormalises(self) -> bool:
-        """True if it draws from the complement of the excluded classes."""
-        return self.sampler is not None and self.sampler.renormalises
-
-    @property
-    def unbiased(self) -> bool:
-        """True if it keeps the promise of `Sampler`."""
-        return self.sampler is not None and self.sampler.unbiased
-
-    @property
-    def learns(self) -> bool:
-        """True if `observe` changes what is drawn later."""
-        return self.sampler is not None and self.sampler.learns
+    renormalises = property(lambda self: self.sampler is not None and self.sampler.renormalises)
+    unbiased = property(lambda self: self.sampler is not None and self.sampler.unbiased)
+    learns = property(lambda self: self.sampler is not None and self.sampler.learns)
 
     @property
     def k(self) -> int | None:
@@ -105,11 +94,7 @@ class WithExplicit(nn.Module):
         return self.sampler.k if isinstance(self.sampler, AdjustableSampler) else None
 
     def set_k(self, k: int) -> None:
-        """Let the inner sampler draw another number of classes.
-
-        Raises:
-            ValueError: its k is fixed, or `k` is out of range.
-        """
+        """Let the inner sampler draw another number of classes; raise ValueError if its k is fixed."""
         if not isinstance(self.sampler, AdjustableSampler):
             raise ValueError(f"`k` must not be set for a {type(self.sampler).__name__}, whose k is fixed, got {k}")
         self.sampler.set_k(k)
@@ -177,12 +162,9 @@ class WithExplicit(nn.Module):
         explicit = candidates.batch if self._explicit is None else len(self._explicit)
         drawn = Block(first.ids[:, explicit:], first.log_kappa[:, explicit:], first.order)
         blocks = (drawn, *others) if drawn.ids.shape[1] else tuple(others)
+        inner = replace(candidates, blocks=blocks)
         self.sampler.observe(
-            Observation(
-                replace(candidates, blocks=blocks),
-                lambda: observation.probability()[explicit:],
-                observation.rmse_log_z,
-            )
+            replace(observation, candidates=inner, probability=lambda: observation.probability()[explicit:])
         )
 
     def refresh(self) -> None:

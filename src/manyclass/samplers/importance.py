@@ -9,14 +9,7 @@ from torch import Tensor, nn
 from manyclass import _check
 from manyclass.candidates import Block, Candidates
 from manyclass.counts import ClassCounts
-from manyclass.samplers._sampler import (
-    check_group_size,
-    checked_draw,
-    no_learning,
-    no_schedule,
-    no_vectors,
-    num_groups,
-)
+from manyclass.samplers._sampler import check_group_size, checked_draw, no_learning, no_schedule, no_vectors, num_groups
 from manyclass.samplers._source import WeightSource
 from manyclass.samplers._table import MassTable
 
@@ -61,15 +54,8 @@ class Importance(nn.Module):
         """True if it draws from the complement of the excluded classes."""
         return self.group_size == 1
 
-    @property
-    def num_classes(self) -> int:
-        """The number of classes C."""
-        return self.table.num_classes
-
-    @property
-    def device(self) -> torch.device:
-        """The device of its tables."""
-        return self.table.device
+    num_classes = property(lambda self: self.table.num_classes)
+    device = property(lambda self: self.table.device)
 
     forward = checked_draw
 

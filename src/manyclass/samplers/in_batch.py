@@ -50,15 +50,8 @@ class InBatch(nn.Module):
         self.drawn = WeightSource(counts, power=power, name="counts")
         self.frequency, self.proposal = (MassTable(source.read()) for source in (self.source, self.drawn))
 
-    @property
-    def num_classes(self) -> int:
-        """The number of classes C."""
-        return self.frequency.num_classes
-
-    @property
-    def device(self) -> torch.device:
-        """The device of its tables."""
-        return self.frequency.device
+    num_classes = property(lambda self: self.frequency.num_classes)
+    device = property(lambda self: self.frequency.device)
 
     forward = checked_draw
 

@@ -86,15 +86,8 @@ class Learned(nn.Module):
         """Count a training step for the order of the classes; the table follows what is observed."""
         self.sampler.advance()
 
-    @property
-    def num_classes(self) -> int:
-        """The number of classes C."""
-        return self.sampler.num_classes
-
-    @property
-    def device(self) -> torch.device:
-        """The device of its tables."""
-        return self.sampler.device
+    num_classes = property(lambda self: self.sampler.num_classes)
+    device = property(lambda self: self.sampler.device)
 
     forward = checked_draw
 

@@ -104,15 +104,8 @@ class Nearest(nn.Module):
             self._build_if_stale()
             self.index = self.schedule.advance(self.index, self.every, self._snapshot)
 
-    @property
-    def num_classes(self) -> int:
-        """The number of classes C."""
-        return self.sampler.num_classes
-
-    @property
-    def device(self) -> torch.device:
-        """The device of its tables."""
-        return self.sampler.device
+    num_classes = property(lambda self: self.sampler.num_classes)
+    device = property(lambda self: self.sampler.device)
 
     forward = checked_draw
 

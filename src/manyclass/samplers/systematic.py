@@ -81,11 +81,7 @@ class Systematic(nn.Module):
         follow_loaded_state(self, Systematic._after_load)
 
     def _after_load(self, _: object) -> None:
-        """Refuse a loaded state that would draw an id outside [0, C), and derive the comb.
-
-        Raises:
-            ValueError: the certain classes are more than k, repeated or out of range, or the clusters do not fit.
-        """
+        """Raise ValueError if a loaded state would draw an id outside [0, C) or a class twice."""
         certain = self._certain
         inside = certain.dim() == 1 and bool(((certain >= 0) & (certain < self.num_classes)).all())
         if not inside or len(certain) > self.k or len(certain.unique()) < len(certain):
@@ -110,15 +106,8 @@ class Systematic(nn.Module):
         if self.order is not None and self.order.advance():
             self.reorder()
 
-    @property
-    def num_classes(self) -> int:
-        """The number of classes C."""
-        return self.table.num_classes
-
-    @property
-    def device(self) -> torch.device:
-        """The device of its tables."""
-        return self.table.device
+    num_classes = property(lambda self: self.table.num_classes)
+    device = property(lambda self: self.table.device)
 
     forward = checked_draw
 
