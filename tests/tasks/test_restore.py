@@ -25,11 +25,11 @@ def sum_of(state):
 
 
 CHANGES = {
-    "position": (lambda s: s["training"]["progress"].update(position=10**6), "more than an epoch holds"),
+    "position": (lambda s: s["training"]["progress"].update(position=10**6), "beyond the end of an epoch"),
     "step": (lambda s: s["training"]["progress"].update(step="5"), r"its training\['progress'\]\['step'\]"),
     "records": (lambda s: s["training"].update(records=[{"step": 1}]), "its records are damaged"),
     "best": (lambda s: s["training"]["best"].update(waited=-1), "its best evaluation is damaged"),
-    "spent": (lambda s: s["training"]["spent"].update(update="long"), "where the time went"),
+    "spent": (lambda s: s["training"]["spent"].update(update="long"), "time by phase is damaged"),
     "random": (lambda s: s["training"].update(rng_now=[torch.zeros(5056).byte()]), "mt19937"),
     "shape": (lambda s: sum_of(s).update(exp_avg=torch.zeros(3)), "an optimiser's exp_avg is not what it should be"),
     "infinite": (lambda s: sum_of(s)["exp_avg"].fill_(torch.inf), "an optimiser's exp_avg is not finite"),

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import Any, ClassVar
 
 import click
 
@@ -17,16 +17,12 @@ from manyclass.cli.options import (
     check_device,
     kept,
     kept_option,
-    path_argument,
     source_options,
 )
 from manyclass.cli.progress import reading
 from manyclass.cli.tables import print_measured
 from manyclass.errors import DiskFullError, UserError
 from manyclass.registry import OBJECTIVES, OPTIMIZERS, SAMPLERS
-
-if TYPE_CHECKING:
-    from manyclass.tasks import TrainingData
 
 
 def _parse_k(text: str) -> int | str:
@@ -98,7 +94,7 @@ class _Fit(SectionedCommand):
 
 
 @click.command(cls=_Fit)
-@click.argument("data", type=path_argument(), required=False)
+@click.argument("data", type=click.Path(path_type=Path), required=False)
 @click.option(
     "--out", type=click.Path(path_type=Path), required=True, metavar="MODEL", help="Folder for the model and its logs."
 )
@@ -196,7 +192,7 @@ def fit(
     print(f"model   {out}")
 
 
-def _print_summary(data: "TrainingData") -> None:
+def _print_summary(data: Any) -> None:
     for line in data.summary:
         print(line, file=sys.stderr)
     print(file=sys.stderr, flush=True)

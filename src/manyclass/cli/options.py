@@ -38,15 +38,7 @@ def path_argument() -> click.Path:
     return click.Path(path_type=Path)
 
 
-def kept_option(
-    group: str,
-    flag: str,
-    *,
-    help: str,
-    type: Any = None,
-    metavar: str | None = None,
-    parse: Callable[[Any], object] | None = None,
-) -> Callable[[F], F]:
+def kept_option(group: str, flag: str, *, help: str, type: Any = None, metavar: Any = None, parse: Any = None) -> Any:
     """Return an option whose value, if given, goes into `kept(group)` instead of the arguments of the command."""
 
     def keep(context: click.Context, option: click.Parameter, value: Any) -> None:

@@ -22,9 +22,7 @@ from manyclass.lab.experiment import Claim
 @click.option("--full", is_flag=True, help="20 seeds: an hour or more.")
 @click.option("--only", default="", help="Experiments to run, separated by commas.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the first problem.")
-@click.option(
-    "--jobs", type=click.IntRange(min=1), help="Number of processes, with one thread each; default: one per core."
-)
+@click.option("--jobs", type=click.IntRange(min=1), help="Processes of one thread each; default: one per core.")
 @click.option("--claims", is_flag=True, help="Print only the table of claims.")
 def paper(out: Path, quick: bool, full: bool, only: str, seed: int, jobs: int | None, claims: bool) -> None:
     """Reproduce the paper: run its experiments and write a report with the evidence for each claim.

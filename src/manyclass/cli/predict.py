@@ -92,13 +92,7 @@ def predict(
             if built:
                 print(index.report, file=sys.stderr)
         predictions = tasks.predict(
-            opened,
-            source,
-            number=top,
-            index=index,
-            probabilities=probabilities,
-            allow_seen=seen,
-            draws=draws,
+            opened, source, number=top, index=index, probabilities=probabilities, allow_seen=seen, draws=draws
         )
         for prediction in predictions:
             print(_json(prediction) if as_json else _columns(prediction), file=file, flush=path == STANDARD_INPUT)

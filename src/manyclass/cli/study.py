@@ -20,18 +20,10 @@ from manyclass.errors import UserError
 )
 @click.option("--held-out", type=click.Path(path_type=Path), help="A text file to evaluate on.")
 @click.option(
-    "--split",
-    type=click.Choice(["spaces", "words"]),
-    default="spaces",
-    show_default=True,
-    help="How to split text.",
+    "--split", type=click.Choice(["spaces", "words"]), default="spaces", show_default=True, help="How to split text."
 )
 @click.option(
-    "--min-count",
-    type=click.IntRange(min=1),
-    default=1,
-    show_default=True,
-    help="Rarer tokens become a class, <unk>.",
+    "--min-count", type=click.IntRange(min=1), default=1, show_default=True, help="Rarer tokens become a class, <unk>."
 )
 @click.option(
     "--out", type=click.Path(path_type=Path), default="study-report", show_default=True, help="Folder for the report."

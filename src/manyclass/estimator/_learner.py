@@ -18,6 +18,7 @@ from manyclass.estimator._options import Options
 from manyclass.estimator._scores import Scores
 from manyclass.heads import ClassHead
 from manyclass.training import HeldOut, History, ProgressLine, Training
+from manyclass.training.batch import moved
 
 ROWS = 1024  # per batch of a prediction or evaluation
 _REPORT_STEPS = 100  # between records, at most
@@ -136,11 +137,7 @@ class Learner:
         """Iterate over slices of rows and their vectors [B, D] in float64."""
         for start in range(0, features.shape[0], ROWS):
             rows = slice(start, min(start + ROWS, features.shape[0]))
-            inputs = as_inputs(features[rows].astype(np.float32))
-            if isinstance(inputs, dict):
-                inputs = {name: value.to(self.device) for name, value in inputs.items()}
-            else:
-                inputs = inputs.to(self.device)
+            inputs = moved(as_inputs(features[rows].astype(np.float32)), self.device)
             yield rows, self.encoder(inputs).double()
 
     def __getstate__(self) -> dict[str, Any]:

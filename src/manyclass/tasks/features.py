@@ -134,12 +134,7 @@ class FeaturesTask:
 def _reader(spec: ModelSpec, source: Source, *, labelled: bool = True) -> "Reader":
     schema = Schema.from_json(spec.config["schema"])
     return open_rows(
-        source.data,
-        format=source.format,
-        label=source.label,
-        labels=source.labels,
-        schema=schema,
-        labelled=labelled,
+        source.data, format=source.format, label=source.label, labels=source.labels, schema=schema, labelled=labelled
     )
 
 

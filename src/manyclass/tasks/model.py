@@ -29,7 +29,7 @@ class Model(nn.Module):
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__()
         self.spec = spec
-        built, settings = spec.build(), spec.settings
+        built, settings = spec.task.build(spec), spec.settings
         self.encoder = built.encoder
         counts = ClassCounts(spec.counts)
         sampler = make_sampler(settings.sampler, counts, k=settings.k, rmse_log_z=settings.rmse_log_z)
@@ -123,11 +123,11 @@ def spec_from_content(content: object, path: Path) -> ModelSpec:
     Raises:
         UserError: the content is not that of a model.
     """
+    if isinstance(content, dict) and content.get("kind") in TASKS and content.get("format") != FORMAT:
+        raise UserError(f"cannot read {path}: it was written by an earlier version of manyclass; train it again")
     with _naming_file(path):
         if not isinstance(content, dict) or content.get("kind") not in TASKS:
             raise ValueError("it holds no kind of model that is known")
-        if content.get("format") != FORMAT:
-            raise ValueError("it was written by an earlier version of manyclass; train it again")
         if not isinstance(content["config"], dict):
             raise ValueError("it does not tell how inputs are read")
         spec = ModelSpec(
@@ -156,7 +156,7 @@ def _check_parameters(spec: ModelSpec, parameters: object) -> None:
     if not isinstance(parameters, dict) or (spec.settings.layers or 1) > len(parameters):
         raise ValueError("it has not the parameters of such a model")
     with torch.device("meta"):
-        built = spec.build()
+        built = spec.task.build(spec)
     wanted = {f"encoder.{name}": tuple(value.shape) for name, value in built.encoder.state_dict().items()}
     wanted["head.weight"] = (len(spec.names), built.dim)
     if built.bias:

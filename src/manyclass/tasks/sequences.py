@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from manyclass.data import LastBatches, SequenceBatches, Sequences, read_sequenc
 from manyclass.errors import Notice, UserError
 from manyclass.tasks.settings import Settings
 from manyclass.tasks.task import EncoderSpec, ModelSpec, PredictBatch, ReadProgress, Source, TrainingData
-from manyclass.tasks.text import recurrent
+from manyclass.tasks.text import RECURRENT, recurrent
 
 EVALUATION_BATCH = 512  # users
 
@@ -36,20 +37,9 @@ class SequencesTask:
     kind = "sequences"
     source_fields: tuple[str, ...] = ()
     settings_fields: tuple[str, ...] = ("dim", "layers", "dropout", "length", "tied")
-    defaults = Settings(
-        epochs=30,
-        batch_size=256,
-        # Most items have few interactions; with less dropout, ranks and probabilities are worse.
-        optimizer="adam",
-        learning_rate=0.02,
-        encoder_learning_rate=0.001,
-        clip=1.0,
-        decay=True,
-        dim=256,
-        layers=1,
-        dropout=0.7,
-        length=50,
-        tied=True,
+    # Most items have few interactions; with less dropout, ranks and probabilities are worse.
+    defaults = replace(
+        RECURRENT, epochs=30, batch_size=256, learning_rate=0.02, encoder_learning_rate=0.001, dropout=0.7, length=50
     )
     metrics: tuple[str, ...] = ("HR@10", "NDCG@10")
     best_by = "NDCG@10"

@@ -34,7 +34,7 @@ def num_parameters(spec: ModelSpec) -> int:
     """
     try:
         with torch.device("meta"):
-            built = spec.build()
+            built = spec.task.build(spec)
     except (RuntimeError, OverflowError) as error:
         reason = str(error).splitlines()[0]
         raise UserError(f"the model must fit into memory, got one whose size cannot be counted: {reason}") from None

@@ -70,10 +70,6 @@ class ModelSpec:
     config: Mapping[str, Any]
     settings: Settings
 
-    def build(self) -> EncoderSpec:
-        """Build the encoder, with initial parameters."""
-        return self.task.build(self)
-
 
 @dataclass(frozen=True)
 class TrainingData:

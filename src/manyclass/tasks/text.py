@@ -3,6 +3,7 @@
 import math
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from manyclass.tasks.task import EncoderSpec, ModelSpec, PredictBatch, ReadProgr
 
 CONTEXT_TOKENS = 64  # that an evaluation reads before those it counts
 EVALUATION_BATCH = 256  # windows
+RECURRENT = Settings(optimizer="adam", clip=1.0, decay=True, dim=256, layers=1, tied=True)
 
 
 class Segments:
@@ -86,19 +88,8 @@ class TextTask:
     kind = "text"
     source_fields: tuple[str, ...] = ("held_out", "split", "min_count")
     settings_fields: tuple[str, ...] = ("dim", "layers", "dropout", "length", "tied")
-    defaults = Settings(
-        epochs=10,
-        batch_size=32,
-        optimizer="adam",
-        learning_rate=0.004,
-        encoder_learning_rate=0.004,
-        clip=1.0,
-        decay=True,
-        dim=256,
-        layers=1,
-        dropout=0.3,
-        length=70,
-        tied=True,
+    defaults = replace(
+        RECURRENT, epochs=10, batch_size=32, learning_rate=0.004, encoder_learning_rate=0.004, dropout=0.3, length=70
     )
     metrics: tuple[str, ...] = ("accuracy", "accuracy@10")
     best_by = "loss"

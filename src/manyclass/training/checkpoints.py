@@ -25,8 +25,7 @@ class Checkpoints(Callback):
 
     The folder gets three files: `newest.safetensors`, from which a training is resumed; `previous.safetensors`, the
     one before; and `best.safetensors`, the best model so far. Files are replaced by atomic renames, so a killed
-    process loses only the time since the newest. The old file stays until the new one is in place, so four files exist
-    for a moment.
+    process loses only the time since the newest. During a save there are four files for a moment.
 
     A save that fails during the training is a warning, and is retried when the next one is due; for the best model,
     after the next evaluation that beats the saved one. At the end it is an error. A training that fails leaves its
@@ -96,8 +95,7 @@ class Checkpoints(Callback):
         """
         content, _ = _read(self._folder, checkpoint)
         self._best_cost = content["best_cost"]
-        state: dict[str, Any] = content["state"]
-        return state
+        return content["state"]  # type: ignore[no-any-return]
 
     def on_record(self, training: "Training", record: Record) -> None:
         """Save the model if this evaluation is the best."""

@@ -139,9 +139,8 @@ class Training:
                 self._rng_now = rng_state(self._device)
                 best = self._best
                 found = None if best.step is None else best.loss
-                history = History(
-                    tuple(self._records), self.progress, best.step, found, stopped, self._stopwatch.seconds
-                )
+                spent = self._stopwatch.seconds
+                history = History(tuple(self._records), self.progress, best.step, found, stopped, spent)
                 for callback in self._callbacks:
                     callback.on_end(self, history)
             if interrupted():
