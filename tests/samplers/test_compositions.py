@@ -34,7 +34,7 @@ INNER = {
     "systematic": lambda: Systematic(counts(), K, order="cluster"),
     "learned": lambda: Learned(counts(), K, every=4, order="cluster"),
     "clustered": lambda: Clustered(counts(), K, group_size=4, every=4),
-    "nearest": lambda: Nearest(counts(), K, group_size=4, every=4),
+    "nearest": lambda: pytest.importorskip("faiss") and Nearest(counts(), K, group_size=4, every=4),
     "in batch": lambda: InBatch(counts(), K),
     "budget": lambda: Budget(Learned(counts(), K, every=4, order="cluster"), 0.1, every=3, least=8),
 }

@@ -199,7 +199,8 @@ def _losses(head: SampledHead, examples: Examples, generator: torch.Generator | 
 
 def _fused(head: SampledHead, examples: Examples, candidates: Candidates) -> tuple[Tensor, Callable[[], Tensor]] | None:
     """Return losses [B] and a function that returns κ u/Z̃ [B, K], from a kernel."""
-    found = head.fused_loss(examples, candidates)
+    # Kernels read the memory of tensors, which a graph that is being compiled does not have.
+    found = None if torch.compiler.is_compiling() else head.fused_loss(examples, candidates)
     # On NaN, rerun eagerly: that path names the bad input.
     if found is None or (_check.reads_values(found[0]) and math.isnan(found[0].detach().sum().item())):
         return None
