@@ -40,9 +40,9 @@ def _parse_widths(text: str) -> tuple[int, ...]:
 
 
 _setting = functools.partial(kept_option, "settings")
-_SAMPLER = f"How to choose the classes a step scores: {', '.join(SAMPLERS)}."
-_OBJECTIVE = f"Objective to maximise: {', '.join(OBJECTIVES)}."
-_HIDDEN = "Features: widths of the hidden layers, as in 512,128; default: none, a linear model."
+_SAMPLER_HELP = f"How to choose the classes a step scores: {', '.join(SAMPLERS)}."
+_OBJECTIVE_HELP = f"Objective to maximise: {', '.join(OBJECTIVES)}."
+_HIDDEN_HELP = "Features: widths of the hidden layers, as in 512,128; default: none, a linear model."
 _SETTINGS = (
     _setting("--epochs", type=int, help="Passes over the data."),
     _setting("--seconds", type=float, help="Seconds to train, instead of epochs."),
@@ -56,12 +56,12 @@ _SETTINGS = (
         help="Decay the learning rates linearly to 0; default: for text and sequences.",
     ),
     _setting("--clip", type=float, help="Clip the gradient norm at this value."),
-    _setting("--sampler", type=click.Choice([*SAMPLERS]), metavar="NAME", help=_SAMPLER),
-    _setting("--objective", type=click.Choice([*OBJECTIVES]), metavar="NAME", help=_OBJECTIVE),
+    _setting("--sampler", type=click.Choice([*SAMPLERS]), metavar="NAME", help=_SAMPLER_HELP),
+    _setting("--objective", type=click.Choice([*OBJECTIVES]), metavar="NAME", help=_OBJECTIVE_HELP),
     _setting("--k", parse=_parse_k, help="Classes drawn per step, or auto: as many as --rmse-log-z takes."),
     _setting("--rmse-log-z", type=float, help="With --k auto, the error of log Z̃ to keep to; default: 0.1."),
     _setting("--dim", type=int, help="Dimension of the class vectors; not for features."),
-    _setting("--hidden hidden_layers", parse=_parse_widths, help=_HIDDEN),
+    _setting("--hidden hidden_layers", parse=_parse_widths, help=_HIDDEN_HELP),
     _setting("--rank", type=int, help="Features: project them linearly to this many dimensions."),
     _setting("--layers", type=int, help="Text, sequences: layers of the LSTM."),
     _setting("--dropout", type=float, help="Text, sequences: dropout of the LSTM."),
@@ -72,13 +72,13 @@ _SETTINGS = (
 )
 
 
-_EVALUATED = "Held-out examples per evaluation, default: 20000; the last evaluation uses all."
-_PROBE = "Steps between probes of the error of log Z̃, default: 200; 0: no probes."
-_EVALUATE = "Steps between evaluations; default: an epoch."
+_EVALUATED_HELP = "Held-out examples per evaluation, default: 20000; the last evaluation uses all."
+_PROBE_HELP = "Steps between probes of the error of log Z̃, default: 200; 0: no probes."
+_EVALUATE_HELP = "Steps between evaluations; default: an epoch."
 _SCHEDULE = (
-    kept_option("schedule", "--evaluate-every", type=click.IntRange(min=1), help=_EVALUATE),
-    kept_option("schedule", "--evaluated", type=click.IntRange(min=1), help=_EVALUATED),
-    kept_option("schedule", "--probe-every", type=click.IntRange(min=0), help=_PROBE),
+    kept_option("schedule", "--evaluate-every", type=click.IntRange(min=1), help=_EVALUATE_HELP),
+    kept_option("schedule", "--evaluated", type=click.IntRange(min=1), help=_EVALUATED_HELP),
+    kept_option("schedule", "--probe-every", type=click.IntRange(min=0), help=_PROBE_HELP),
 )
 
 

@@ -67,16 +67,16 @@ def checkpoint_option() -> Callable[[F], F]:
     return click.option("--checkpoint", type=names, help="Which checkpoint to load; default: best.")
 
 
-_FORMATS = "Rows: svmlight, csv, tsv, parquet, npz or npy; default: by the file's ending."
-_LABEL = "Tables: column of the labels; default: label, target, class or y."
+_FORMATS_HELP = "Rows: svmlight, csv, tsv, parquet, npz or npy; default: by the file's ending."
+_LABEL_HELP = "Tables: column of the labels; default: label, target, class or y."
 _READING = (
-    kept_option("source", "--format", help=_FORMATS),
-    kept_option("source", "--label", metavar="COLUMN", help=_LABEL),
+    kept_option("source", "--format", help=_FORMATS_HELP),
+    kept_option("source", "--label", metavar="COLUMN", help=_LABEL_HELP),
     kept_option("source", "--labels", type=path_argument(), metavar="FILE", help="With .npy: a .npy file of labels."),
 )
-_SPLIT = "Text: split into tokens at spaces, or into words; default: spaces."
-_MIN_COUNT = "Text: tokens rarer than this become one class, <unk>."
-_HELD_OUT = "File to evaluate on; default: a part of DATA."
+_SPLIT_HELP = "Text: split into tokens at spaces, or into words; default: spaces."
+_MIN_COUNT_HELP = "Text: tokens rarer than this become one class, <unk>."
+_HELD_OUT_HELP = "File to evaluate on; default: a part of DATA."
 
 
 def source_options(*, training: bool) -> Callable[[F], F]:
@@ -89,10 +89,10 @@ def source_options(*, training: bool) -> Callable[[F], F]:
             click.option("--text", is_flag=True, help="DATA is text, or a folder with train.txt and valid.txt."),
             click.option("--sequences", is_flag=True, help="DATA has a user and an item in each line."),
             click.option("--triples", is_flag=True, help=triples),
-            kept_option("source", "--held-out", type=path_argument(), metavar="FILE", help=_HELD_OUT),
+            kept_option("source", "--held-out", type=path_argument(), metavar="FILE", help=_HELD_OUT_HELP),
             *_READING,
-            kept_option("source", "--split", type=click.Choice(["spaces", "words"]), help=_SPLIT),
-            kept_option("source", "--min-count", type=click.IntRange(min=1), help=_MIN_COUNT),
+            kept_option("source", "--split", type=click.Choice(["spaces", "words"]), help=_SPLIT_HELP),
+            kept_option("source", "--min-count", type=click.IntRange(min=1), help=_MIN_COUNT_HELP),
         )
     )
 

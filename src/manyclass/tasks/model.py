@@ -19,7 +19,7 @@ from manyclass.tasks.settings import Settings
 from manyclass.tasks.task import ModelSpec
 from manyclass.training import load_checkpoint
 
-FORMAT = 2  # of the content; 1 had other names of settings
+CONTENT_FORMAT = 2  # of the content; 1 had other names of settings
 _SAMPLER_PREFIX = "head.sampler."
 
 
@@ -63,7 +63,7 @@ class Model(nn.Module):
         # The learned state of a sampler is for training only; it is rebuilt from the counts.
         parameters = {name: value for name, value in self.state_dict().items() if not name.startswith(_SAMPLER_PREFIX)}
         return {
-            "format": FORMAT,
+            "format": CONTENT_FORMAT,
             "kind": spec.task.kind,
             "names": pack_strings(list(spec.names)),
             "counts": spec.counts,
@@ -123,7 +123,7 @@ def spec_from_content(content: object, path: Path) -> ModelSpec:
     Raises:
         UserError: the content is not that of a model.
     """
-    if isinstance(content, dict) and content.get("kind") in TASKS and content.get("format") != FORMAT:
+    if isinstance(content, dict) and content.get("kind") in TASKS and content.get("format") != CONTENT_FORMAT:
         raise UserError(f"cannot read {path}: it was written by an earlier version of manyclass; train it again")
     with _naming_file(path):
         if not isinstance(content, dict) or content.get("kind") not in TASKS:

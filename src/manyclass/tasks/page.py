@@ -34,7 +34,7 @@ def report_of(model: Model, history: History, measured: Measured, summary: Seque
         f"manyclass {__version__}; {progress.step:,} steps, {progress.seconds:,.0f} s of training, stopped by "
         f"{history.stopped}.",
         f"Settings: {chosen}.",
-        "Beside this page lie log.csv, best.safetensors (the model), and each figure as PNG and SVG.",
+        "The folder also has log.csv, best.safetensors (the model), and each figure as PNG and SVG.",
     ]
     return Report(f"A model of {model.spec.task.kind}", f"{'; '.join(summary)}.", sections, notes)
 

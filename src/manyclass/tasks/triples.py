@@ -120,15 +120,15 @@ class TriplesTask:
     def evaluation_batches(self, spec: ModelSpec, source: Source) -> tuple[Iterable[object], Sequence[str]]:
         """Return batches of triples both ways; of a folder, those of test."""
         triples = read_triples(source.data, test=source.held_out)
-        asked, split = next(
+        evaluated, split = next(
             ((part, name) for name in ("test", "valid", "train") if len(part := getattr(triples, name))),
         )
         relations = Names(spec.config["relations"])
-        ids, unknown = _translated(asked, triples, spec.names, relations)
+        ids, unknown = _translated(evaluated, triples, spec.names, relations)
         read, _ = _translated(torch.cat([triples.train, triples.valid, triples.test]), triples, spec.names, relations)
         if not len(ids):
             raise UserError(
-                f"`data` must hold triples that the model knows, got {len(asked):,} of others in {source.data}"
+                f"`data` must hold triples that the model knows, got {len(evaluated):,} of others in {source.data}"
             )
         of = f"{split} triples" if source.data.is_dir() else "triples"
         summary = f"{source.data.name}: {len(ids):,} {of}, each both ways, ranks filtered"
@@ -150,8 +150,8 @@ class TriplesTask:
                     break
                 shown.append(line)
             if pairs:
-                asked = torch.tensor(pairs)
-                yield PredictBatch(shown, asked[:, :2], None if known is None else known.others(asked))
+                queries = torch.tensor(pairs)
+                yield PredictBatch(shown, queries[:, :2], None if known is None else known.others(queries))
             if fault is not None:
                 raise fault
 
