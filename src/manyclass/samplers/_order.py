@@ -57,6 +57,10 @@ class ClassOrder(nn.Module):
             return torch.randperm(len(weight), generator=generator).to(weight.device)
         if len(self._label) == len(weight):
             return self.sort_by_cluster()
+        if len(current) != len(weight):
+            # The clusters and the class vectors are those of another number of classes.
+            self._label = self._label[:0]
+            self._restart()
         kept = current[current < len(weight)]
         return torch.cat([kept, torch.arange(len(kept), len(weight), device=kept.device)])
 
@@ -69,8 +73,10 @@ class ClassOrder(nn.Module):
         if self.rule != "cluster":
             return
         check_vectors(weight, None, num_classes)
-        self.vectors = (weight,)
-        self._count, self._stale = 0, True
+        self._restart(weight)
+
+    def _restart(self, *vectors: Tensor) -> None:
+        self.vectors, self._count, self._stale = vectors, 0, True
 
     @torch.no_grad()
     def build_if_stale(self) -> bool:

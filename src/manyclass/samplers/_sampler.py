@@ -100,7 +100,7 @@ class Sampler(Protocol):
         ...
 
     def resize(self, num_classes: int) -> None:
-        """Change the number of classes."""
+        """Change the number of classes; class vectors must then be attached again."""
         ...
 
 

@@ -198,13 +198,13 @@ class Clustered(nn.Module):
             self.schedule.stale = False
 
     def resize(self, num_classes: int) -> None:
-        """Resize the counts; the next draw clusters the resized class vectors."""
+        """Resize the counts; class vectors must be attached again before they are clustered."""
         _check.integer("num_classes", num_classes, self.k)
         self.source.resize(num_classes)
         device = self.device
         self._set_up()
         self.to(device)
-        self.schedule.restart(*self.schedule.vectors)
+        self.schedule.restart()
 
     def extra_repr(self) -> str:
         """Return the options shown by `repr`."""
