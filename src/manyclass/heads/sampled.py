@@ -10,7 +10,7 @@ from torch import Tensor
 from manyclass import _check
 from manyclass.candidates import Candidates
 from manyclass.defaults import IGNORE_INDEX
-from manyclass.forms import LogSumExp
+from manyclass.forms import LogSumExp, transformed
 from manyclass.heads.exact import ChunkedHead, exact_log_z
 from manyclass.heads.examples import Examples, flatten_examples
 from manyclass.objectives import Likelihood, Objective
@@ -218,7 +218,9 @@ def _eager(head: SampledHead, examples: Examples, candidates: Candidates) -> tup
 
     @torch.no_grad()
     def slot_weights() -> Tensor:
-        log_z = (loss + target_score).unsqueeze(1)
+        form = head.objective.form
+        assert form is not None
+        log_z = (loss + transformed(form, target_score)).unsqueeze(1)
         return (scores + candidates.log_kappa(scores.dtype) - log_z).exp()
 
     return loss, slot_weights
