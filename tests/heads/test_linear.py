@@ -330,6 +330,13 @@ def test_a_wrong_k_or_rmse_log_z_is_refused(options, error, message):
         ClassHead(D, 3000, **options)
 
 
+def test_a_sampler_on_another_device_is_refused():
+    head = make_head(sampler=Systematic(torch.ones(C), 5))
+    head.sampler.to("meta")
+    with pytest.raises(ValueError, match="`sampler` must be on cpu, got meta"):
+        head(*data())
+
+
 def test_a_head_can_change_its_sampler():
     head = make_head()
     sampler = Systematic(torch.ones(C), 5, order="cluster")

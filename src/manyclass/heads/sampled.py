@@ -170,8 +170,8 @@ def draw_candidates(
         exclude = own if exclude is None else torch.cat([own, exclude], 1)
     elif exclude is None:
         exclude = examples.target.new_empty(len(examples.target), 0)
-    if head.sampler.device is not None:
-        _check.device("sampler", examples.target, head.sampler.device)
+    if head.sampler.device not in (None, examples.target.device):
+        raise ValueError(f"`sampler` must be on {examples.target.device}, got {head.sampler.device}")
     return head.sampler.draw(examples.target, exclude, hidden=examples.hidden.detach(), generator=generator)
 
 
