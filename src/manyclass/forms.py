@@ -1,6 +1,6 @@
-"""Two forms that most losses take, as data: an objective chooses one, and kernels compute it without its name.
+"""Two forms that most losses take, as data: an objective chooses one, and kernels need not know the objective.
 
-`loss` of a form is its eager reference. A kernel is given the form itself and, beside the tables, their `Similarity`.
+`loss` of a form is its eager reference. A kernel takes the form itself and, beside the tables, their `Similarity`.
 """
 
 import math

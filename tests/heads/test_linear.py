@@ -316,7 +316,7 @@ def test_k_auto_wraps_the_default_sampler_in_a_budget():
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"k": 50, "sampler": Exhaustive(3000)}, ValueError, r"`k` must be None where a `sampler` is given, .* got 50"),
+        ({"k": 50, "sampler": Exhaustive(3000)}, ValueError, r"`k` must be None if a `sampler` is given, .* got 50"),
         ({"k": 50, "rmse_log_z": 0.2}, ValueError, r"`rmse_log_z` must come with `k` 'auto', got 0.2 with k = 50"),
         ({"rmse_log_z": 0.2}, ValueError, r"`rmse_log_z` must come with `k` 'auto', got 0.2 with k = None"),
         ({"k": "all"}, ValueError, r"`k` must be one of 'auto', got 'all'"),

@@ -48,7 +48,7 @@ class ClassOrder(nn.Module):
             raise ValueError(f"the clusters of a sampler must be of {num_classes} classes, got others")
 
     def sort(self, weight: Tensor, current: Tensor) -> Tensor:
-        """Return the ids in order for the present weights [C]; `current` is the order so far, of all earlier ids."""
+        """Return the ids in order for the present weights [C]; `current` is the order before a refresh or a resize."""
         if self.rule == "frequency":
             return weight.argsort(descending=True, stable=True)
         if self.rule == "random":
@@ -120,7 +120,7 @@ class ClassOrder(nn.Module):
         self._centroid_bits = fit_centroids(vectors, number, start).view(torch.int32)
 
     def get_extra_state(self) -> Tensor:
-        """Return the count, which decides the next random order or the classes to be assigned next, and staleness."""
+        """Return the count, which decides the next random order or the next classes to assign, and staleness."""
         return torch.tensor([self._count, self._stale])
 
     def set_extra_state(self, state: Tensor) -> None:
