@@ -17,7 +17,7 @@ FORMS = {
 
 
 @pytest.mark.parametrize("name", FORMS)
-def test_a_transform_of_the_targets_score_is_that_score_given_directly(name):
+def test_a_transform_gives_the_loss_of_the_transformed_score(name):
     block = Block(torch.tensor([[1, 2, 3]]), torch.tensor([[0.3, -0.2, -math.inf]], dtype=torch.float64))
     log_kappa = torch.tensor([0.4, 0.1], dtype=torch.float64)
     candidates = Candidates((block,), torch.empty(2, 0, dtype=torch.int64), lambda: log_kappa, 4)

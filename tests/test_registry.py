@@ -45,13 +45,13 @@ def test_few_classes_are_all_scored(name):
 
 
 @pytest.mark.parametrize("name", [None, "learned", "systematic", "importance", "bernoulli"])
-def test_k_may_follow_from_an_error(name):
+def test_k_auto_gives_a_budget(name):
     made = make_sampler(name, counts(), k="auto", rmse_log_z=0.2)
     assert isinstance(made, samplers.Budget)
 
 
 @pytest.mark.parametrize("name", ["clustered", "exact"])
-def test_a_fixed_k_follows_from_nothing(name):
+def test_k_auto_is_refused_for_a_sampler_of_fixed_k(name):
     with pytest.raises(ValueError, match=r"`k` must be a number or None for \w+, whose k is fixed, got 'auto'"):
         make_sampler(name, counts(), k="auto")
 

@@ -12,7 +12,7 @@ def follow_loaded_state(module: M, then: Callable[[M, object], None] | None = No
     """Let `load_state_dict` give the module's buffers other sizes, and call a function afterwards.
 
     Args:
-        module: the owner of the buffers; those of its children keep their own rules.
+        module: the owner of the buffers; those of its children are not affected.
         then: called with the module and torch's list of incompatible keys. It checks the buffers, which kernels trust,
             and derives constants from them. It is a function of the class and not a closure, so that copies and
             pickles of the module keep it.

@@ -1,4 +1,4 @@
-"""The classes that one step scores, and the number of classes that each of them represents.
+"""The classes that one step scores, and the number of classes that each of them stands for.
 
 A sampler makes Candidates, a head scores them, an objective turns them into a loss. Nothing else passes between them.
 """
@@ -22,7 +22,7 @@ class Block:
 
     Args:
         ids: class ids, int64 [G, K].
-        log_kappa: log of the number of classes that each slot represents, float64 [G, K]; -inf marks an empty slot.
+        log_kappa: log of the number of classes that each slot stands for, float64 [G, K]; -inf marks an empty slot.
         order: permutation int64 [B] that sorts the batch into its groups, or None if they are runs already.
     """
 

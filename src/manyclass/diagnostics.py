@@ -23,7 +23,7 @@ class DiagnosedHead(SampledHead, Protocol):
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """The result of `diagnose`, over examples × draws unless said otherwise.
+    """The result of `diagnose`, over examples × draws unless stated otherwise.
 
     Args:
         rmse_log_z: root-mean-square of log Z̃ - log Z; None if the objective has no Z̃.
@@ -106,14 +106,14 @@ def diagnose(
         ids = candidates.ids()
         classes = torch.cat([batch.target, ids[present]]).unique()
         touched.append(len(classes))
-        own = torch.searchsorted(classes, batch.target).unsqueeze(1)
+        at_target = torch.searchsorted(classes, batch.target).unsqueeze(1)
         # An empty slot may hold a class that is not among these; its γ is 0, so it may be added to any of them.
         place = torch.searchsorted(classes, ids).clamp_(max=len(classes) - 1)
         approximate = torch.zeros(len(ids), len(classes), dtype=gamma_slots.dtype, device=ids.device)
-        approximate.scatter_add_(1, place, gamma_slots).scatter_add_(1, own, gamma_target.unsqueeze(1))
+        approximate.scatter_add_(1, place, gamma_slots).scatter_add_(1, at_target, gamma_target.unsqueeze(1))
         with torch.no_grad():
             exact = -(head.scores(batch.hidden, classes) - log_z.unsqueeze(1)).exp()
-            exact.scatter_add_(1, own, torch.ones_like(own, dtype=exact.dtype))
+            exact.scatter_add_(1, at_target, torch.ones_like(at_target, dtype=exact.dtype))
         squared.append((squares + ((approximate - exact) ** 2 - exact**2).sum(1)).clamp(min=0))
         here, there = (head.class_gradient(batch.hidden, classes, gamma) for gamma in (approximate, exact))
         signs.append(float((here.sign() == there.sign()).double().mean()))

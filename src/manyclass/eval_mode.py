@@ -1,4 +1,4 @@
-"""Evaluation mode for a while."""
+"""A context manager for evaluation mode."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,7 +8,7 @@ from torch import nn
 
 @contextmanager
 def eval_mode(*modules: nn.Module) -> Iterator[None]:
-    """Hold modules in evaluation mode; afterwards each submodule is back in its mode, so frozen parts stay frozen."""
+    """Hold modules in evaluation mode, then restore the mode of each submodule: some may have been in it before."""
     modes = [(part, part.training) for module in modules for part in module.modules()]
     try:
         for module in modules:

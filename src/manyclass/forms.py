@@ -1,6 +1,6 @@
-"""Two forms that most losses take, as data: an objective chooses one, and kernels compute it without its name.
+"""Two forms that most losses take, as data: an objective chooses one, and kernels need not know the objective.
 
-`loss` of a form is its eager reference. A kernel is given the form itself and, beside the tables, their `Similarity`.
+`loss` of a form is its eager reference. A kernel takes the form itself and, beside the tables, their `Similarity`.
 """
 
 import math
@@ -49,8 +49,7 @@ class LogSumExp:
 
     def loss(self, target_score: Tensor, scores: Tensor, candidates: Candidates) -> Tensor:
         """Return losses [B] from target scores [B] and scores [B, ΣK] that are -inf where a class is excluded."""
-        if self.target_transform is not None:
-            target_score = self.target_transform(target_score)
+        target_score = transformed(self, target_score)
         log_u = weighted(scores, candidates) if self.kappa else unweighted(scores, candidates)
         if self.target:
             return torch.cat([target_score.unsqueeze(1), log_u], 1).logsumexp(1) - target_score
@@ -94,8 +93,7 @@ class PairSum:
 
     def loss(self, target_score: Tensor, scores: Tensor, candidates: Candidates) -> Tensor:
         """Return losses [B] from target scores [B] and scores [B, ΣK] that are -inf where a class is excluded."""
-        if self.target_transform is not None:
-            target_score = self.target_transform(target_score)
+        target_score = transformed(self, target_score)
         log_u = weighted(scores, candidates) if self.kappa else unweighted(scores, candidates)
         if self.kappa:
             target_score = target_score + target_log_kappa(candidates, scores.dtype)
@@ -114,6 +112,11 @@ class PairSum:
 
 
 Form = LogSumExp | PairSum
+
+
+def transformed(form: Form, target_score: Tensor) -> Tensor:
+    """Return the targets' scores [B] after the transform of the form, if it has one."""
+    return target_score if form.target_transform is None else form.target_transform(target_score)
 
 
 def weighted(scores: Tensor, candidates: Candidates) -> Tensor:

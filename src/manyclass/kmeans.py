@@ -9,7 +9,7 @@ import math
 import torch
 from torch import Tensor
 
-ROWS_PER_CENTROID = 64
+ROWS_PER_CENTROID = 64  # in the sample that centroids are fitted to
 FIRST_ITERATIONS, LATER_ITERATIONS = 8, 2
 MAX_SCORES = 1 << 25  # held in memory at once
 MAX_COMPARED_CENTROIDS = 2048  # beyond, a row is compared with those of the nearest groups only
@@ -21,9 +21,9 @@ def fit_centroids(vectors: Tensor, number: int, start: Tensor | None = None) -> 
     """Return centroids float32 [J, D] of a sample of vectors [N, D], sorted along their direction of largest variance.
 
     Args:
-        vectors: at least one.
+        vectors: at least one row.
         number: J.
-        start: centroids of earlier vectors, which have moved a little since.
+        start: centroids of an earlier fit, to start from; None: start from rows of the sample.
     """
     # A fixed seed: draws must depend on the generator they are given and on no other random state.
     chosen = torch.randint(len(vectors), (ROWS_PER_CENTROID * number,), generator=torch.Generator().manual_seed(0))
@@ -33,7 +33,7 @@ def fit_centroids(vectors: Tensor, number: int, start: Tensor | None = None) -> 
         label = nearest_centroids(rows, centroids)
         total = torch.zeros_like(centroids).index_add_(0, label, rows)
         count = torch.bincount(label, minlength=number).unsqueeze(1)
-        # An empty cluster restarts at some row.
+        # An empty cluster restarts at a row of the sample.
         elsewhere = rows.roll(-(turn + 1) * number, 0)[:number]
         centroids = torch.where(count > 0, total / count.clamp(min=1), elsewhere)
     centred = centroids - centroids.mean(0)
@@ -69,11 +69,11 @@ def _nearest_in_groups(rows: Tensor, centroids: Tensor) -> Tensor:
         numbers = torch.bincount(near.flatten(), minlength=len(groups)).tolist()
         best = part.new_full((len(part),), -math.inf)
         label = torch.zeros(len(part), dtype=torch.int64, device=part.device)
-        for own, here in zip(members, (order // near.shape[1]).split(numbers), strict=True):
-            if len(own) and len(here):
-                score, place = (part[here] @ centroids[own].T - half[own]).max(1)
+        for group, here in zip(members, (order // near.shape[1]).split(numbers), strict=True):
+            if len(group) and len(here):
+                score, place = (part[here] @ centroids[group].T - half[group]).max(1)
                 better = score > best[here]
                 here = here[better]
-                best[here], label[here] = score[better], own[place[better]]
+                best[here], label[here] = score[better], group[place[better]]
         found.append(label)
     return torch.cat(found)

@@ -64,10 +64,10 @@ def check_options(
     k: object = None,
     rmse_log_z: float | None = None,
 ) -> None:
-    """Check options that the estimator, the tasks and the command line share; None stands for the default.
+    """Check options that the estimator, the tasks and the command line share; None means the default.
 
     Raises:
-        TypeError: a number is of another type.
+        TypeError: a number has the wrong type.
         ValueError: a name is not in its registry, a number is not above 0, or `rmse_log_z` is given without k "auto".
     """
     names = (
@@ -86,13 +86,13 @@ def check_options(
 def make_sampler(
     name: str | None, counts: ClassCounts, *, k: int | str | None = None, rmse_log_z: float | None = None
 ) -> Sampler:
-    """Build the sampler of a name; it draws all classes where there are at most k.
+    """Build a sampler by name; it draws all classes if there are at most k.
 
     Args:
         name: a key of `SAMPLERS` or `SAMPLER_ALIASES`. None: the default sampler of a head with counts.
-        counts: of the classes.
-        k: classes drawn per step; "auto": as many as `rmse_log_z` takes. None: 1,024.
-        rmse_log_z: the error of log Z̃ to keep to, with k "auto". None: 0.1.
+        counts: the counts of the classes.
+        k: classes drawn per step; "auto": as many as `rmse_log_z` needs. None: 1,024.
+        rmse_log_z: the error of log Z̃ that k "auto" aims at. None: 0.1.
 
     Raises:
         ValueError: the name is unknown, or k is "auto" for a sampler whose k is fixed.
@@ -113,7 +113,7 @@ def make_sampler(
 
 
 def make_budget(sampler: Sampler, rmse_log_z: float | None = None) -> Budget:
-    """Wrap a sampler so that it draws as many classes as an error of log Z̃ takes.
+    """Wrap a sampler so that it draws as many classes as the chosen error of log Z̃ needs.
 
     Raises:
         ValueError: the k of the sampler is fixed.

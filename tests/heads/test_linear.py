@@ -316,7 +316,7 @@ def test_k_auto_wraps_the_default_sampler_in_a_budget():
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"k": 50, "sampler": Exhaustive(3000)}, ValueError, r"`k` must be None where a `sampler` is given, .* got 50"),
+        ({"k": 50, "sampler": Exhaustive(3000)}, ValueError, r"`k` must be None if a `sampler` is given, .* got 50"),
         ({"k": 50, "rmse_log_z": 0.2}, ValueError, r"`rmse_log_z` must come with `k` 'auto', got 0.2 with k = 50"),
         ({"rmse_log_z": 0.2}, ValueError, r"`rmse_log_z` must come with `k` 'auto', got 0.2 with k = None"),
         ({"k": "all"}, ValueError, r"`k` must be one of 'auto', got 'all'"),
@@ -328,6 +328,13 @@ def test_k_auto_wraps_the_default_sampler_in_a_budget():
 def test_a_wrong_k_or_rmse_log_z_is_refused(options, error, message):
     with pytest.raises(error, match=message):
         ClassHead(D, 3000, **options)
+
+
+def test_a_sampler_on_another_device_is_refused():
+    head = make_head(sampler=Systematic(torch.ones(C), 5))
+    head.sampler.to("meta")
+    with pytest.raises(ValueError, match="`sampler` must be on cpu, got meta"):
+        head(*data())
 
 
 def test_a_head_can_change_its_sampler():

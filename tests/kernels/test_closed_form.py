@@ -57,7 +57,7 @@ def counted(monkeypatch):
 
 
 def takes_closed_form(objective):
-    """Return True if the closed form serves this objective: pair sums need compiled kernels."""
+    """Return True if this objective has a closed form: pair sums need compiled kernels."""
     return objective in ("likelihood", "plain importance", "subset softmax") or build.library() is not None
 
 
@@ -158,7 +158,7 @@ def test_frozen_parts_get_no_gradient():
     assert hidden.grad is not None
 
 
-def test_a_second_backward_gives_the_same_again():
+def test_a_second_backward_gives_the_same_gradients():
     head = make()
     loss = head(torch.randn(B, D, dtype=torch.float64), torch.randint(C, (B,)))
     loss.backward(retain_graph=True)
@@ -182,7 +182,7 @@ def test_gradients_can_be_differentiated_again(monkeypatch):
     assert agree(penalty(), by_autograd(monkeypatch, penalty))
 
 
-def test_an_excluded_class_of_great_score_does_not_underflow_the_others(monkeypatch):
+def test_an_excluded_class_of_large_score_does_not_underflow_the_others(monkeypatch):
     head = make("exhaustive", dtype=torch.float32)
     with torch.no_grad():
         head.bias[5] = 500.0
@@ -227,7 +227,7 @@ def test_the_eager_reference_is_the_loss_of_the_head(similarity, sparse):
 
 
 @pytest.mark.parametrize("form", [LogSumExp(True, True), PairSum("relu", 1.0, paired=True)])
-def test_it_serves_dot_products_and_untransformed_targets_alone(form):
+def test_only_dot_products_and_untransformed_targets_have_a_closed_form(form):
     draw, _ = linear_draw()
     assert has_closed_form(form, draw) == (isinstance(form, LogSumExp) or build.library() is not None)
     assert not has_closed_form(dataclasses.replace(form, target_transform=lambda score: score - 0.5), draw)

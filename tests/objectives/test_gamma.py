@@ -153,7 +153,7 @@ def test_the_hinge_is_flat_at_its_kink():
     assert float(loss) == float(gamma_target) == float(gamma_slots) == 0
 
 
-def test_blackout_stays_finite_where_one_class_has_all_the_probability():
+def test_blackout_stays_finite_if_one_class_has_all_the_probability():
     objective, _, _ = OBJECTIVES["blackout"]
     for scores, target in (([300.0, 0.0], 0.0), ([0.0, 0.0], 300.0), ([300.0, 300.0], 300.0)):
         scores = torch.tensor([scores], dtype=torch.float32)

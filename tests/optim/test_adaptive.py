@@ -1,4 +1,4 @@
-"""RowAdagrad and RowAdam where only some rows have a gradient."""
+"""RowAdagrad and RowAdam if only some rows have a gradient."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.usefixtures("kernels")
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("start", [0.0, 0.5])
-def test_adagrad_is_torchs_whichever_rows_have_a_gradient(start, dtype):
+def test_adagrad_equals_torchs_for_any_rows_with_a_gradient(start, dtype):
     params, theirs = parameters(dtype), parameters(dtype)
     optimizer = RowAdagrad(params, 0.1, initial_accumulator_value=start)
     twin = torch.optim.Adagrad(theirs, 0.1, initial_accumulator_value=start)
@@ -38,7 +38,7 @@ def test_adagrad_by_row_divides_a_row_by_the_root_of_its_mean_squares():
     same([weight, optimizer.state[weight]["sum"]], [expected, totals])
 
 
-def test_adagrad_by_row_is_per_element_where_a_row_is_one_number():
+def test_adagrad_by_row_equals_adagrad_if_a_row_is_one_number():
     (_, bias), (_, other) = parameters(), parameters()
     optimizers = RowAdagrad([bias], 0.1, by_row=True), RowAdagrad([other], 0.1)
     for step in range(5):
@@ -62,7 +62,7 @@ def test_a_row_that_adam_updates_late_moves_by_one_learning_rate():
     assert optimizer.state[weight]["steps"][[1, 2, 7, 8]].tolist() == [300, 300, 1, 0]
 
 
-def test_each_row_has_the_adam_of_its_own_steps():
+def test_adam_counts_the_steps_of_each_row():
     (weight, _) = parameters()
     optimizer = RowAdam([weight], 0.1)
     alone = [torch.nn.Parameter(row.detach().clone()) for row in weight]

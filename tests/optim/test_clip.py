@@ -23,7 +23,7 @@ def mixed(dtype=torch.float64):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("norm_type", [2.0, 1.0, 3.5, math.inf])
 @pytest.mark.parametrize("max_norm", [0.5, 1e4])
-def test_it_is_torchs_on_dense_gradients(max_norm, norm_type, dtype):
+def test_it_equals_torchs_on_dense_gradients(max_norm, norm_type, dtype):
     params = mixed(dtype)
     theirs = copy.deepcopy(params)
     for p, q in zip(params, theirs, strict=True):

@@ -26,7 +26,7 @@ ALL_ROWS_SOME_TWICE = torch.tensor([*range(C - 1, -1, -1), 3, 0, 3])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("gradients", [set_gradients, set_dense_gradients], ids=["sparse", "dense"])
 @pytest.mark.parametrize("name", TWINS)
-def test_where_all_rows_have_a_gradient_it_is_torchs_dense_optimiser(name, gradients, dtype):
+def test_it_equals_torchs_dense_optimiser_if_all_rows_have_a_gradient(name, gradients, dtype):
     params, theirs = parameters(dtype), parameters(dtype)
     optimizer, twin = TWINS[name][0](params), TWINS[name][1](theirs)
     for step in range(6):
@@ -94,7 +94,7 @@ def test_repeated_rows_are_the_same_as_their_sum(name):
 
 
 @pytest.mark.parametrize("name", OURS)
-def test_gradients_are_left_as_they_were(name):
+def test_a_step_does_not_change_gradients(name):
     for gradients in (set_gradients, set_dense_gradients):
         params = parameters()
         optimizer = OURS[name](params)

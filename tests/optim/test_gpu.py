@@ -19,7 +19,7 @@ C, D, B = 3000, 32, 48
 
 
 @pytest.mark.parametrize("name", OURS)
-def test_it_has_the_rows_that_the_cpu_has(name):
+def test_rows_equal_those_on_the_cpu(name):
     params = parameters()
     moved = [torch.nn.Parameter(p.detach().cuda()) for p in params]
     optimizer, other = OURS[name](params), OURS[name](moved)

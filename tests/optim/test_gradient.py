@@ -1,4 +1,4 @@
-"""Rows of gradients that are sparse with repeats, coalesced or dense."""
+"""Rows of gradients that are sparse with repeated rows, coalesced or dense."""
 
 import pytest
 import torch
@@ -52,7 +52,7 @@ def test_many_small_rows_in_half_precision_are_summed_in_float32():
 
 
 @pytest.mark.parametrize("ids", [IDS, IDS[:1], IDS[:0]], ids=["repeats", "one", "none"])
-def test_where_rows_cannot_be_counted_each_repeat_holds_the_sum(asynchronous, ids):
+def test_each_repeat_holds_the_sum_if_rows_cannot_be_counted(asynchronous, ids):
     for p in parameters():
         set_gradients([p], ids, 0)
         dense = p.grad.to_dense()

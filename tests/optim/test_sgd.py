@@ -22,7 +22,7 @@ SCHEDULES = {
 
 
 def rows(step):
-    """Return a few rows, in some steps none; row 0 never, row 1 in the first step only."""
+    """Return a few row ids, none in some steps; never row 0, and row 1 in the first step only."""
     if step == 0:
         return torch.tensor([1, 5])
     number = (3, 1, 0, 5)[step % 4]
@@ -40,7 +40,7 @@ def train(params, optimizer, set_all, steps, schedule=None):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("options", OPTIONS)
-def test_after_catch_up_it_is_torchs_sgd_whichever_rows_had_a_gradient(options, schedule, dtype):
+def test_after_catch_up_it_equals_torchs_sgd_for_any_rows_with_a_gradient(options, schedule, dtype):
     params, theirs = parameters(dtype), parameters(dtype)
     optimizer, twin = RowSGD(params, 0.1, **OPTIONS[options]), torch.optim.SGD(theirs, 0.1, **OPTIONS[options])
     train(params, optimizer, set_gradients, 75, SCHEDULES[schedule](optimizer))
@@ -52,7 +52,7 @@ def test_after_catch_up_it_is_torchs_sgd_whichever_rows_had_a_gradient(options, 
 
 
 @pytest.mark.parametrize("options", OPTIONS)
-def test_a_row_with_a_gradient_is_where_torchs_sgd_has_it(options):
+def test_a_row_with_a_gradient_equals_that_of_torchs_sgd(options):
     params, theirs = parameters(), parameters()
     optimizer, twin = RowSGD(params, 0.1, **OPTIONS[options]), torch.optim.SGD(theirs, 0.1, **OPTIONS[options])
     for step in range(30):

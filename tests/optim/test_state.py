@@ -36,7 +36,7 @@ def through_a_file(value):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
 @pytest.mark.parametrize("name", OURS)
-def test_a_run_that_is_saved_and_loaded_goes_on_bit_for_bit(name, dtype):
+def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(name, dtype):
     params = parameters(dtype)
     optimizer = OURS[name](params)
     # More steps in bfloat16 than it can count to.
@@ -71,7 +71,7 @@ def test_a_copy_of_an_optimiser_trains_its_own_parameters(name, how):
     identical(params, again)
 
 
-def test_state_loaded_for_another_dtype_is_that_of_its_arithmetic():
+def test_state_loaded_for_another_dtype_has_the_dtype_of_the_arithmetic():
     params, wide = parameters(torch.float32), parameters(torch.float64)
     optimizer, other = RowAdam(params), RowAdam(wide)
     train(params, optimizer, range(5))
@@ -112,7 +112,7 @@ STARTS = {
 
 
 @pytest.mark.parametrize("name", STARTS)
-def test_new_rows_start_as_rows_do_and_old_ones_keep_their_state(name):
+def test_new_rows_have_the_initial_state_and_old_ones_keep_theirs(name):
     head = sparse_head()
     optimizer = OURS[name](head.parameters())
     head_steps(head, optimizer)

@@ -31,7 +31,7 @@ def test_a_head_with_sparse_gradients_trains_as_one_with_dense_ones(name):
     for step in range(15):
         for h, o in ((head, optimizer), (twin_head, twin)):
             if h is head and isinstance(o, RowSGD):
-                # Scores see a row as it was after its last update; only caught up does it equal the twin's.
+                # Scores use a row as it was after its last update; it equals the twin's only after catching up.
                 o.catch_up()
             o.zero_grad()
             h(*batch(step), generator=torch.Generator().manual_seed(step)).backward()
@@ -103,7 +103,7 @@ def test_a_loss_may_be_scaled_and_an_infinite_gradient_skips_the_step(name):
     same(heads[0].parameters(), heads[1].parameters())
 
 
-def test_clipped_gradients_are_what_the_optimiser_sees():
+def test_the_optimiser_gets_the_clipped_gradients():
     params = parameters()
     optimizer = RowSGD(params, 1.0)
     before = [p.detach().clone() for p in params]

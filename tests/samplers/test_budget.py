@@ -171,11 +171,15 @@ def test_a_budget_works_in_a_scorer_head_and_can_be_resized():
     )
     train(head, torch.randn(B, D), torch.randint(C, (B,)), 3)
     assert len(head.sampler.probes) == 3
+    k = head.sampler.k
     budget = Budget(Systematic(ClassCounts(torch.ones(C)), 100), 0.1)
     budget.resize(C + 5)
     assert budget(torch.tensor([C + 4])).num_classes == C + 5
     budget.resize(50)
     assert (budget.k, budget.num_classes) == (50, 50)
+    with pytest.raises(ValueError, match="`sampler` must be built from ClassCounts to be resized to 40 classes"):
+        head.sampler.resize(40)
+    assert (head.sampler.k, head.sampler.num_classes) == (k, C)
 
 
 @pytest.mark.parametrize(

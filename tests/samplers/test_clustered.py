@@ -130,14 +130,14 @@ def test_shares_of_a_cluster_sum_to_one_and_every_position_finds_its_class():
     clusters = Clusters(weights, 5)
     clusters.fit(vectors, weights)
     ids = torch.arange(C)
-    label, share = clusters.label(ids), clusters.share(ids)
-    totals = torch.zeros(5, dtype=torch.float64).index_add_(0, label, share)
+    cluster, share = clusters.cluster_of(ids), clusters.share(ids)
+    totals = torch.zeros(5, dtype=torch.float64).index_add_(0, cluster, share)
     assert torch.allclose(totals, (clusters.mass > 0).double())
-    assert torch.allclose(share, weights / clusters.mass[label])
+    assert torch.allclose(share, weights / clusters.mass[cluster])
     position = torch.linspace(0, 4.999, 500, dtype=torch.float64)
     position = position[clusters.mass[position.long()] > 0]
     found, found_share = clusters.locate(position)
-    assert torch.equal(clusters.label(found), position.long())
+    assert torch.equal(clusters.cluster_of(found), position.long())
     assert torch.allclose(found_share, clusters.share(found))
 
 

@@ -132,6 +132,34 @@ def test_a_composition_continues_from_a_loaded_state(name, wrapper):
     assert train(head, hidden, target, 7, first=7) == train(other, hidden, target, 7, first=7)
 
 
+@pytest.mark.parametrize("num_classes", [C - 9, C + 9])
+@pytest.mark.parametrize("name", INNER)
+def test_a_state_saved_right_after_a_resize_can_be_loaded(name, num_classes):
+    head, hidden, target = head_and_batch(INNER[name]())
+    train(head, hidden, target % (C - 9), 7)
+    head.resize(num_classes)
+    other, _, _ = head_and_batch(INNER[name]())
+    other.resize(num_classes)
+    other.load_state_dict(head.state_dict())
+    assert train(head, hidden, target % (C - 9), 7) == train(other, hidden, target % (C - 9), 7)
+
+
+@pytest.mark.parametrize("num_classes", [C - 9, C + 9])
+@pytest.mark.parametrize("name", ["systematic", "learned", "clustered", "nearest"])
+def test_a_resized_sampler_draws_every_class_before_vectors_are_attached_again(name, num_classes):
+    sampler = INNER[name]()
+    sampler.attach(torch.randn(C, D))
+    hidden, target = torch.randn(B, D), torch.arange(B)
+    drawn = set()
+    for step in range(200):
+        if step == 3:
+            sampler.resize(num_classes)
+            drawn = set()
+        sampler.advance()
+        drawn.update(sampler(target, hidden=hidden).ids().flatten().tolist())
+    assert drawn == set(range(num_classes))
+
+
 @pytest.mark.parametrize("wrapper", WRAPPERS)
 @pytest.mark.parametrize("name", INNER)
 def test_a_budget_of_a_composition_adjusts_k_or_is_refused(name, wrapper):

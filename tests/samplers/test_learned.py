@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from manyclass import ClassCounts, ClassHead, diagnose
-from manyclass.objectives import LogisticRanking
+from manyclass.objectives import Likelihood, LogisticRanking, LogSumExp
 from manyclass.samplers import Learned, Systematic
 
 C, D, B = 60, 5, 32
@@ -75,6 +75,19 @@ def test_the_closed_form_and_autograd_give_the_same_estimates(kernels, monkeypat
     train(other, hidden, target, 10)
     torch.testing.assert_close(head.sampler.estimate, other.sampler.estimate, rtol=1e-9, atol=1e-12)
     assert not torch.allclose(head.sampler.estimate, torch.full_like(head.sampler.estimate, 1 / C**2))
+
+
+def test_the_observed_probabilities_include_a_transform_of_the_targets_score(monkeypatch):
+    class Margin(Likelihood):
+        form = LogSumExp(target=True, kappa=True, target_transform=lambda score: score - 1)
+
+    observed = []
+    monkeypatch.setattr(Learned, "observe", lambda self, observation: observed.append(observation.probability()))
+    head, hidden, target = head_and_batch(Learned(torch.ones(C), C), objective=Margin())
+    head(hidden, target)
+    at_target = torch.nn.functional.one_hot(target, C)
+    p = (head.scores(hidden, torch.arange(C)) - at_target).softmax(1).masked_fill(at_target == 1, 0.0)
+    torch.testing.assert_close(observed[0], p.square().mean(0).sqrt())
 
 
 def test_only_training_steps_change_the_estimates():

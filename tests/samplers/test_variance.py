@@ -81,7 +81,7 @@ def test_expected_variances_agree_with_the_footnote_and_its_missing_term(ratio):
 
 
 @pytest.mark.parametrize("ratio", [0.2, 1.0])
-def test_bernoulli_varies_more_than_importance_where_the_paper_says_less(ratio):
+def test_bernoulli_varies_more_than_importance_although_the_paper_says_less(ratio):
     generator = torch.Generator().manual_seed(4)
     z = MU + ratio * MU * (torch.empty(C, dtype=torch.float64).exponential_(generator=generator) - 1)
     uniform = torch.ones(C)

@@ -22,7 +22,7 @@ def choose_sampler(
         ValueError: k is given together with a sampler, is below 1, or `rmse_log_z` is given without k "auto".
     """
     if sampler is not None and k is not None:
-        raise ValueError(f"`k` must be None where a `sampler` is given, which has its own, got {k!r}")
+        raise ValueError(f"`k` must be None if a `sampler` is given, which has a k already, got {k!r}")
     _check.draws(k, rmse_log_z)
     if sampler is not None:
         return sampler

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 @runtime_checkable
 class RowOptimizer(Protocol):
-    """An optimiser that resizes its own state of a table."""
+    """An optimiser that can resize its per-row state."""
 
     def resize_rows(self, parameter: nn.Parameter, old_rows: int) -> None:
         """Resize the state of a parameter that had `old_rows` rows to its present number of rows."""

@@ -36,7 +36,7 @@ class RowLookup:
         return _restore, (_parameters[self._handle], self.sparse)
 
     def __call__(self, parameter: nn.Parameter, ids: Tensor) -> Tensor:
-        """Return rows [*ids.shape, ...] of the parameter, which is the one it was made for."""
+        """Return rows [*ids.shape, ...] of the parameter, which must be the one given to the constructor."""
         if self.sparse and torch.compiler.is_compiling() and parameter.requires_grad and torch.is_grad_enabled():
             rows: Tensor = gather_rows(parameter.detach(), ids, self._anchor, self._handle)
             return rows

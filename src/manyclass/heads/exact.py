@@ -12,8 +12,8 @@ from manyclass import _check
 from manyclass.kernels import at_least_float32
 
 MAX_SCORES = 1 << 24  # held in memory at once
-MAX_EXAMPLES = 1 << 10  # at once without gradients: results of many chunks are kept for each
-MIN_EXAMPLES = 1 << 8  # assumed for the size of a chunk of classes: its vectors may be copied, to be normalised
+MAX_EXAMPLES = 1 << 10  # scored at once without gradients, since the results of many chunks are kept for each
+MIN_EXAMPLES = 1 << 8  # a chunk of classes is no larger than for this batch size: normalising copies its vectors
 
 
 class TopK(NamedTuple):
@@ -52,7 +52,7 @@ def _chunks(head: ChunkedHead, batch: int, exclude: Tensor | None) -> Iterator[t
 def mask_columns(scores: Tensor, columns: Tensor) -> Tensor:
     """Return scores [B, n] with -inf in the columns [B, E] that lie in [0, n)."""
     n = scores.shape[1]
-    # Columns outside are written to one more column, which is cut off.
+    # Columns outside [0, n) mark an extra last column, which is cut off.
     columns = torch.where((columns >= 0) & (columns < n), columns, n)
     hit = torch.zeros(len(scores), n + 1, dtype=torch.bool, device=scores.device).scatter_(1, columns, True)
     return scores.masked_fill(hit[:, :n], -math.inf)

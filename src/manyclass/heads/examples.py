@@ -14,16 +14,16 @@ REDUCTIONS = ("mean", "sum", "none")
 
 @dataclass(frozen=True)
 class Examples:
-    """B examples in a row, whatever shape they came in.
+    """A batch of B examples, flattened from any shape.
 
     Args:
         hidden: [B, ...].
-        target: int64 [B]; an ignored example has the target of another one, so that it touches no further row.
-        valid: bool [B], False where ignored; None if values were checked and none is ignored.
+        target: int64 [B]; an ignored example has the target of another one, so that it scores no further row.
+        valid: bool [B], False for ignored examples; None if values were checked and all examples count.
         weight: [B] or None.
-        exclude: int64 [B, E] or None, without the example's own target.
+        exclude: int64 [B, E] or None, without the target of the example.
         log_z: [B] or None.
-        shape: the shape the targets came in.
+        shape: the shape of the targets before.
     """
 
     hidden: Tensor
@@ -57,7 +57,7 @@ class Examples:
         return Examples(hidden, target, valid, weight, exclude, log_z, target.shape)
 
     def reduce(self, loss: Tensor, reduction: str) -> Tensor:
-        """Reduce losses [B]. The mean is weighted; with no examples, or with weights of 0, it is 0."""
+        """Reduce losses [B]. The mean is weighted; if all examples are ignored or have weight 0, it is 0."""
         if reduction == "mean" and self.valid is None and self.weight is None:
             return loss.mean()
         if self.valid is not None:
@@ -85,7 +85,7 @@ def flatten_examples(
     ignore_index: int = IGNORE_INDEX,
     reduction: str = "mean",
 ) -> Examples:
-    """Check a head's arguments against each other and put the examples in a row.
+    """Check a head's arguments against each other and flatten the examples.
 
     Raises:
         TypeError, ValueError: an argument has the wrong type, shape, dtype, device or value.

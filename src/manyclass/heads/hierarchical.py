@@ -21,7 +21,7 @@ class HierarchicalHead(nn.Module):
     """A tree with p(class) = Π σ(± (w_n · hidden + b_n)) over the inner nodes n on its path (Morin & Bengio 2005).
 
     The tree has C - 1 inner nodes and probabilities that sum to 1; a class costs the length of its path. It is
-    another model than the softmax, not an approximation of it.
+    a different model from the softmax, not an approximation of it.
 
     Args:
         dim: D, the length of `hidden`.
@@ -104,7 +104,7 @@ class HierarchicalHead(nn.Module):
         return torch.where(on_path, steps, 0.0).sum(-1)
 
     def _paths(self, ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return for each class inner nodes, whether it goes right there, and whether they are on its path: [..., L].
+        """Return inner nodes for each class, masks of right turns and of nodes on its path: [..., L] each.
 
         The first l bits of the code give the node at depth l; the next bit is 1 for right.
         """

@@ -114,7 +114,7 @@ class ClassHead(nn.Module):
         """Make a head whose class vectors are the rows of an embedding.
 
         Args:
-            embedding: owns the rows; whether gradients are sparse is decided by it.
+            embedding: owns the rows and decides whether gradients are sparse.
             options: keyword arguments of `ClassHead`.
 
         Raises:
@@ -199,12 +199,12 @@ class ClassHead(nn.Module):
     ) -> None:
         """Append classes, or remove the last ones, together with the state of the sampler and the optimiser.
 
-        New rows are initialised as in a new head; their bias is that of the rarest class.
+        New rows are initialised as in a new head; their bias is the smallest bias.
 
         Args:
             num_classes: the new C.
-            sampler: a sampler of the new classes; None: the present one is resized, which it can be if it was built
-                from ClassCounts (new classes have a count of 0).
+            sampler: a sampler of the new number of classes; None: the present one is resized, if it was built from
+                ClassCounts (new classes have a count of 0).
             optimizer: an optimiser of the head's parameters, whose state is resized.
 
         Raises:
@@ -315,7 +315,7 @@ class ClassHead(nn.Module):
         return Similarity(self.similarity, self.scale)
 
     def _pair(self, hidden: Tensor, rows: Tensor, bias: Tensor | None) -> Tensor:
-        """Return scores [B] of hidden [B, D] with one row each [B, D]."""
+        """Return scores [B] of hidden [B, D], each with one row of [B, D]."""
         hidden = at_least_float32(self._directions(hidden))
         rows = at_least_float32(self._directions(rows, scaled=False))
         score = (hidden * rows).sum(-1)

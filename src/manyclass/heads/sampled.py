@@ -10,7 +10,7 @@ from torch import Tensor
 from manyclass import _check
 from manyclass.candidates import Candidates
 from manyclass.defaults import IGNORE_INDEX
-from manyclass.forms import LogSumExp
+from manyclass.forms import LogSumExp, transformed
 from manyclass.heads.exact import ChunkedHead, exact_log_z
 from manyclass.heads.examples import Examples, flatten_examples
 from manyclass.objectives import Likelihood, Objective
@@ -22,7 +22,7 @@ PROBE_DRAWS = 4
 
 
 class SampledHead(ChunkedHead, Protocol):
-    """A head whose loss is a choice of sampler and objective, and which can also compute the exact loss."""
+    """A head whose loss combines a sampler and an objective, and which can also compute the exact loss."""
 
     @property
     def sampler(self) -> Sampler: ...
@@ -83,7 +83,7 @@ def sampled_loss(
         weight: the weight of each example [...]; the mean is divided by their sum.
         exclude: ids [..., E], -1 pads: classes that must not count as negatives of that example.
         log_z: [...], the log normaliser of each example, for an objective that has one (NoiseContrastive).
-        ignore_index: a target that takes its example out of the loss.
+        ignore_index: the target of examples that are left out of the loss.
         reduction: "mean", "sum" or "none".
         generator: for the draw; None: torch's global generator.
 
@@ -166,12 +166,12 @@ def draw_candidates(
     """Draw candidates for examples; targets are excluded unless the objective keeps hits."""
     exclude = examples.exclude
     if not objective.keeps_hits:
-        own = examples.target.unsqueeze(1)
-        exclude = own if exclude is None else torch.cat([own, exclude], 1)
+        target = examples.target.unsqueeze(1)
+        exclude = target if exclude is None else torch.cat([target, exclude], 1)
     elif exclude is None:
         exclude = examples.target.new_empty(len(examples.target), 0)
-    if head.sampler.device is not None:
-        _check.device("sampler", examples.target, head.sampler.device)
+    if head.sampler.device not in (None, examples.target.device):
+        raise ValueError(f"`sampler` must be on {examples.target.device}, got {head.sampler.device}")
     return head.sampler.draw(examples.target, exclude, hidden=examples.hidden.detach(), generator=generator)
 
 
@@ -219,7 +219,9 @@ def _eager(head: SampledHead, examples: Examples, candidates: Candidates) -> tup
 
     @torch.no_grad()
     def slot_weights() -> Tensor:
-        log_z = (loss + target_score).unsqueeze(1)
+        form = head.objective.form
+        assert form is not None
+        log_z = (loss + transformed(form, target_score)).unsqueeze(1)
         return (scores + candidates.log_kappa(scores.dtype) - log_z).exp()
 
     return loss, slot_weights

@@ -22,7 +22,7 @@ class ScorerHead(nn.Module):
         scorer: a Module (or function) from hidden [G, S, ...] and ids [G, K] to scores [G, S, K]: G groups of S
             examples, each group with its K classes. A tower for classes runs once on ids [G, K], whatever S is, so
             candidates that a batch shares are encoded once.
-        sampler: chooses the classes that a step scores, and has their number.
+        sampler: chooses the classes that a step scores, and determines C.
         objective: the training objective. Default: `Likelihood`.
 
     Example:
@@ -60,7 +60,7 @@ class ScorerHead(nn.Module):
     log_prob = log_prob
 
     def check_hidden(self, hidden: Tensor) -> None:
-        """Accept anything: the scorer knows what it takes."""
+        """Accept anything: only the scorer knows its input."""
 
     def fused_loss(self, examples: Examples, candidates: Candidates) -> None:
         """Return None: there are no kernels for a scorer."""
@@ -116,5 +116,5 @@ class ScorerHead(nn.Module):
         return torch.cat([g.to_dense().reshape(1, -1) for g in gradients if g is not None], 1)
 
     def _own(self, hidden: Tensor, ids: Tensor) -> Tensor:
-        """Return scores [B, K] of separate ids [K] for each example."""
+        """Return scores [B, K] for ids [B, K], separate ones for each example."""
         return at_least_float32(self.scorer(hidden.unsqueeze(1), ids).squeeze(1))

@@ -1,8 +1,8 @@
 """Loss of a draw that the whole batch shares, with its gradient in closed form.
 
 In both forms the gradient with regard to the scores, -γ, is known as soon as the loss is: for a log-sum-exp it is p̃,
-less 1 for the target. So a step is its three matrix products and one pass over the scores, where autograd would keep
-them and read them again several times. The reference is `eager_loss`, which also serves gradients of gradients.
+less 1 for the target. So a step is its three matrix products and one pass over the scores; autograd would keep them
+and read them again several times. The reference is `eager_loss`, which also computes the double backward pass.
 """
 
 from typing import Any
@@ -19,10 +19,10 @@ _DTYPES = (torch.float32, torch.float64)
 
 
 def has_closed_form(form: Form, draw: LinearDraw) -> bool:
-    """Return True if `closed_form_loss` can serve: on the CPU, one block that the batch shares, one dtype.
+    """Return True if `closed_form_loss` supports the draw: on the CPU, one block that the batch shares, one dtype.
 
-    It serves dot products and untransformed target scores. A pair sum needs compiled kernels: through torch's
-    operators autograd is as fast.
+    It supports dot products and untransformed target scores. A pair sum needs compiled kernels: with torch's
+    operators, autograd is as fast.
     """
     if draw.similarity.name != "dot" or form.target_transform is not None:
         return False
@@ -45,7 +45,7 @@ def closed_form_loss(form: Form, draw: LinearDraw) -> tuple[Tensor, Tensor]:
 
     Args:
         form: the loss.
-        draw: what it is computed of; `has_closed_form(form, draw)` must hold.
+        draw: the operands; `has_closed_form(form, draw)` must be True.
 
     Returns:
         The losses [B], and ∂loss/∂s [B, K], which is -γ. The latter is read again in the backward pass: it is not
@@ -77,7 +77,7 @@ class _Loss(torch.autograd.Function):
         )
         loss, target_gradient = _differentiate_(form, score_gradient, gathered)
         ctx.mark_non_differentiable(score_gradient)
-        # Else the backward pass would be given zeros [B, K] as the gradient of the second output.
+        # Otherwise autograd would allocate zeros [B, K] as the gradient of the second output.
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(hidden, weight, bias, ids, rows, score_gradient, target_gradient)
         ctx.form, ctx.candidates, ctx.sparse = form, candidates, draw.sparse

@@ -1,4 +1,4 @@
-"""Operands of the kernels: a draw with the tables that score it, and what the two passes of the closed form need."""
+"""Operands of the kernels: a draw with the tables that score it, and those of the closed form's two passes."""
 
 from dataclasses import dataclass
 
@@ -32,13 +32,13 @@ class LinearDraw:
 
 @dataclass(frozen=True)
 class GatheredDraw:
-    """One block of candidates that the batch shares, with its rows looked up: what a forward kernel reads.
+    """One block of candidates that the batch shares, with its rows looked up: the operands of a forward kernel.
 
     All tensors are contiguous and on the CPU; hidden, rows and bias have one dtype.
 
     Args:
         hidden: [B, D].
-        rows: [B + K, D], of the targets and then of the slots.
+        rows: [B + K, D], the rows of the targets and then those of the slots.
         bias: the table [C], or None.
         target, ids: int64 [B] and [K].
         log_kappa: float64 [1, K].
@@ -66,7 +66,7 @@ class PullBack:
         hidden, rows: as in `GatheredDraw`.
         grad_hidden: [B, D]; in: score_gradient · rows of the slots, out: the gradient of hidden. None: not wanted.
         scaled_hidden: out [B, D], grad · hidden: the factor of the product that gives the slots' row gradients.
-        row_values: out [B + K, D], of which the targets' row gradients [B, D] are written. None: not wanted.
+        row_values: out [B + K, D]; the kernel writes the first B, the targets' row gradients. None: not wanted.
         bias_values: out [B + K], the bias gradients of targets and slots. None: not wanted.
     """
 

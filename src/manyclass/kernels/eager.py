@@ -39,7 +39,7 @@ def directions(x: Tensor, similarity: Similarity, *, scaled: bool = True) -> Ten
 
 
 def at_least_float32(x: Tensor) -> Tensor:
-    """Return x in float32, or in float64 if it has that: scores may be half precision, sums of them may not."""
+    """Return x in float32, or unchanged if it is float64: scores may be half precision, but not their sums."""
     return x if x.dtype == torch.float64 else x.float()
 
 
@@ -57,7 +57,7 @@ def exclude_hits(scores: list[Tensor], candidates: Candidates) -> Tensor:
     """Concatenate the blocks' scores [B, K], in float32 or better, with -inf where an example excludes the class."""
     columns = []
     for score, block in zip(scores, candidates.blocks, strict=True):
-        # Half precision would overflow where log κ is added, and its log-sum-exp is too coarse for a loss.
+        # Half precision would overflow when log κ is added, and its log-sum-exp is too coarse for a loss.
         score = at_least_float32(score)
         if candidates.excluded.shape[1]:
             score = score.masked_fill(candidates.hits(block.spread(block.ids, candidates.batch)), -math.inf)

@@ -91,7 +91,7 @@ class BlackOut:
         # Column 0 holds the target, so that a row is never empty.
         log_u = torch.cat([target.unsqueeze(1), weighted(scores, candidates)], 1)
         log_z = log_u.logsumexp(1, keepdim=True)
-        # 1 - p̃ cancels where p̃ is near 1. Only the largest term can be, so its complement is summed directly.
+        # 1 - p̃ cancels if p̃ is near 1. Only the largest term can be, so its complement is summed directly.
         largest = log_u.argmax(1, keepdim=True)
         others = log_u.scatter(1, largest, -math.inf)
         alone = (others > -math.inf).sum(1, keepdim=True) == 0

@@ -1,4 +1,4 @@
-"""Rows of a gradient, coalesced or as they came."""
+"""Rows of a gradient, coalesced or raw."""
 
 import torch
 from torch import Tensor
@@ -39,7 +39,7 @@ def raw_rows(parameter: Tensor, *state: Tensor) -> tuple[Tensor, Tensor] | None:
 def coalesced_gradient(parameter: Tensor) -> Tensor:
     """Return the parameter's gradient with the repeated rows of a sparse one summed.
 
-    Where coalescing would synchronise, the first place of a repeated row holds the sum and the others hold zeros.
+    If coalescing would synchronise, the first place of a repeated row holds the sum and the others hold zeros.
     """
     gradient = _checked(parameter)
     if not gradient.is_sparse:

@@ -10,7 +10,7 @@ def wide_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def take(table: Tensor, ids: Tensor | None) -> Tensor:
-    """Return rows to change in place and then `put` back. Without ids they may be the table itself, not a copy."""
+    """Return rows to be changed in place and written by `put`. Without ids they may be the table, not a copy."""
     rows = table if ids is None else table.index_select(0, ids)
     return rows.to(wide_dtype(rows.dtype))
 

@@ -18,7 +18,7 @@ from manyclass.optim._rows import per_row, put, resized, take, wide_dtype
 class RowAdagrad(Optimizer):
     """Adagrad at the cost of the rows that have a gradient: G ← G + g², w ← w − η g / (√G + ε).
 
-    Where the gradient is zero Adagrad changes nothing, so this equals torch.optim.Adagrad whichever rows have one.
+    Adagrad does not change a row of zero gradient, so this equals torch.optim.Adagrad.
 
     Args:
         params: parameters or groups of them; their first dimension counts the rows.

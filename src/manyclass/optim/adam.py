@@ -16,7 +16,7 @@ from manyclass.optim._rows import per_row, put, resized, take, wide_dtype
 
 
 class RowAdam(Optimizer):
-    """Adam on the rows that have a gradient; to a row, steps without one do not exist.
+    """Adam on the rows that have a gradient; steps without one do not count for a row.
 
         m ← β₁m + (1 − β₁)g,   v ← β₂v + (1 − β₂)g²,   n ← n + 1,
         w ← w − η m/(1 − β₁ⁿ) / (√(v/(1 − β₂ⁿ)) + ε)
@@ -75,7 +75,7 @@ class RowAdam(Optimizer):
         if not state:
             state["exp_avg"] = torch.zeros_like(parameter, dtype=wide_dtype(parameter.dtype))
             state["exp_avg_sq"] = torch.zeros_like(state["exp_avg"])
-            # float32 counts exactly up to 2²⁴, where the bias corrections are 1.
+            # float32 counts exactly up to 2²⁴; the bias corrections are 1 by then.
             state["steps"] = torch.zeros(parameter.shape[:1], dtype=torch.float32, device=parameter.device)
         if raw := raw_rows(parameter, state["exp_avg"], state["exp_avg_sq"]):
             moments = (state["exp_avg"], state["exp_avg_sq"], state["steps"])

@@ -1,4 +1,4 @@
-"""Classes on a line on which each cluster of class vectors is 1 long."""
+"""Clusters of class vectors, and a line on which each cluster has length 1."""
 
 import torch
 from torch import Tensor, nn
@@ -10,8 +10,8 @@ from manyclass.kmeans import fit_centroids, nearest_centroids
 class Clusters(nn.Module):
     """J clusters of C classes: centroids [J, D], and the classes cluster by cluster on a line of length J.
 
-    A class owns the part of its cluster's unit that is its share of the cluster's weight. Clusters are numbered along
-    the direction in which centroids differ most, so that neighbours are alike.
+    A cluster has length 1, and a class in it the length of its share of the cluster's weight. Clusters are numbered
+    along the direction in which centroids differ most, so that neighbouring clusters are similar.
 
     Args:
         weight: float64 [C], above 0.
@@ -88,11 +88,11 @@ class Clusters(nn.Module):
         """Return the share of each class in the weight of its cluster."""
         return self._share(self._place[ids])
 
-    def label(self, ids: Tensor) -> Tensor:
-        """Return the clusters of classes."""
+    def cluster_of(self, ids: Tensor) -> Tensor:
+        """Return the cluster of each class."""
         return self._label[ids]
 
     def _share(self, place: Tensor) -> Tensor:
         cumulative = self._cumulative_bits.view(torch.float64)
-        # A cluster's first class begins at the cluster's number, where the one before it ends.
+        # Cluster j begins at j. The class before it ends earlier if there are empty clusters between them.
         return cumulative[place + 1] - torch.maximum(cumulative[place], cumulative[place + 1].ceil() - 1)

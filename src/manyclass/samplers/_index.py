@@ -34,10 +34,10 @@ class ClassIndex(nn.Module):
         """Build the index of some of the classes with vectors [C, D].
 
         Args:
-            vectors: of any dtype and on any device.
+            vectors: class vectors of any dtype, on any device.
             ids: int64 [N], the classes in the index.
             number: the number of lists.
-            start: centroids of an earlier index, of vectors that have moved a little since.
+            start: centroids of an earlier index, from which k-means starts; None: from some of the vectors.
         """
         faiss = load_faiss("`Nearest`")
         index = cls()
@@ -56,7 +56,7 @@ class ClassIndex(nn.Module):
         return self._centroid_bits.view(torch.float32)
 
     def search(self, query: Tensor, lists: Tensor, n: int) -> Tensor:
-        """Return the n classes [G, n] of the largest inner products with each query [G, D] in its lists [G, P].
+        """Return [G, n]: in the lists [G, P] of each query [G, D], the n classes of the largest inner products.
 
         They are distinct; -1 pads if the lists hold fewer.
         """

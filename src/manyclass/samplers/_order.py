@@ -48,7 +48,7 @@ class ClassOrder(nn.Module):
             raise ValueError(f"the clusters of a sampler must be of {num_classes} classes, got others")
 
     def sort(self, weight: Tensor, current: Tensor) -> Tensor:
-        """Return the ids in order for the present weights [C]; `current` is the order so far, of all earlier ids."""
+        """Return the ids in order for the present weights [C]; `current` is the order before a refresh or a resize."""
         if self.rule == "frequency":
             return weight.argsort(descending=True, stable=True)
         if self.rule == "random":
@@ -57,6 +57,10 @@ class ClassOrder(nn.Module):
             return torch.randperm(len(weight), generator=generator).to(weight.device)
         if len(self._label) == len(weight):
             return self.sort_by_cluster()
+        if len(current) != len(weight):
+            # The clusters and the class vectors are those of another number of classes.
+            self._label = self._label[:0]
+            self._restart()
         kept = current[current < len(weight)]
         return torch.cat([kept, torch.arange(len(kept), len(weight), device=kept.device)])
 
@@ -69,8 +73,10 @@ class ClassOrder(nn.Module):
         if self.rule != "cluster":
             return
         check_vectors(weight, None, num_classes)
-        self.vectors = (weight,)
-        self._count, self._stale = 0, True
+        self._restart(weight)
+
+    def _restart(self, *vectors: Tensor) -> None:
+        self.vectors, self._count, self._stale = vectors, 0, True
 
     @torch.no_grad()
     def build_if_stale(self) -> bool:
@@ -114,7 +120,7 @@ class ClassOrder(nn.Module):
         self._centroid_bits = fit_centroids(vectors, number, start).view(torch.int32)
 
     def get_extra_state(self) -> Tensor:
-        """Return the count, which decides the next random order or the classes to be assigned next, and staleness."""
+        """Return the count, which decides the next random order or the next classes to assign, and staleness."""
         return torch.tensor([self._count, self._stale])
 
     def set_extra_state(self, state: Tensor) -> None:

@@ -16,9 +16,9 @@ M = TypeVar("M", bound=nn.Module)
 class BackgroundRebuild(nn.Module, Generic[M]):
     """A schedule that rebuilds a table, clusters or an index every few steps on a background thread.
 
-    A build starts at some step, from a snapshot; its result is taken up `lag` steps later, and waited for if it is
+    A build starts every few steps, from a snapshot; its result is used `lag` steps later, and the step waits if it is
     not finished by then. So a run does not depend on the speed of the thread. On a GPU the build has a separate stream.
-    A build in progress is waited for when the state is saved, copied or pickled, and is part of the state.
+    Saving, copying or pickling the state waits for a build in progress, which is part of the state.
     """
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class BackgroundRebuild(nn.Module, Generic[M]):
         Args:
             current: the module drawn from so far.
             every: steps between two builds.
-            snapshot: copies what a build needs and returns the function that builds from it on the thread.
+            snapshot: copies the inputs of a build and returns the function that builds from them on the thread.
         """
         self.steps += 1
         if self.steps % every == lag(every) % every:

@@ -19,8 +19,8 @@ class Observation:
 
     Args:
         candidates: the draw of the step.
-        probability: returns [K], for each slot of a draw that the whole batch shares the root mean square over the
-            batch of u/Z̃, in examples that do not exclude the class.
+        probability: returns [K], the root mean square of each slot's u/Z̃ over examples of the batch, 0 in those that
+            exclude the class. It needs a draw that the whole batch shares.
         rmse_log_z: returns the root-mean-square error of log Z̃ on a few examples, from further draws with a separate
             generator of the given seed; NaN if all of them are ignored.
     """
@@ -31,7 +31,7 @@ class Observation:
 
 
 class Sampler(Protocol):
-    """Chooses the classes to score for a batch of targets, and how many classes each of them stands for.
+    """A choice of the classes to score for a batch of targets, and of κ, how many classes each of them stands for.
 
     The promise: for any function g of classes, the expectation of Σ κ g(id) over the slots not excluded is the sum
     of g over all classes not excluded. A sampler that cannot keep it has `unbiased` False.
@@ -59,11 +59,11 @@ class Sampler(Protocol):
 
     @property
     def learns(self) -> bool:
-        """True if `observe` changes what is drawn later."""
+        """True if `observe` changes later draws."""
         ...
 
     def attach(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        """Use these class vectors [C, D] and biases [C], with the values they have at each later call."""
+        """Keep references to class vectors [C, D] and biases [C]; later calls read their current values."""
         ...
 
     def advance(self) -> None:
@@ -78,7 +78,7 @@ class Sampler(Protocol):
         exclude: Tensor | None = None,
         generator: torch.Generator | None = None,
     ) -> Candidates:
-        """Draw for targets [B]; `exclude` [B, E] (-1 pads) names classes that are no candidates for an example."""
+        """Draw for targets [B]; `exclude` [B, E] (-1 pads) holds classes that are not candidates for an example."""
         ...
 
     def draw(
@@ -92,15 +92,15 @@ class Sampler(Protocol):
         ...
 
     def to(self, device: torch.device) -> Self:
-        """Move the tables, as every Module does."""
+        """Move the tables to a device, as nn.Module does."""
         ...
 
     def refresh(self) -> None:
-        """Rebuild from the counts: the only work that grows with C after set-up."""
+        """Rebuild the tables from the counts, in O(C)."""
         ...
 
     def resize(self, num_classes: int) -> None:
-        """Change the number of classes."""
+        """Change the number of classes; class vectors must then be attached again."""
         ...
 
 
@@ -195,7 +195,7 @@ def check_vectors(weight: Tensor, bias: Tensor | None, num_classes: int) -> None
 
 
 def num_groups(target: Tensor, group_size: int | None) -> int:
-    """Return how many groups share a draw each; a `group_size` of None is the whole batch."""
+    """Return the number of groups that share a draw; with a `group_size` of None the batch is one group."""
     return 1 if group_size is None else -(-target.shape[0] // group_size)
 
 

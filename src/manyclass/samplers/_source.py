@@ -14,7 +14,7 @@ class WeightSource(nn.Module):
         weights: C numbers or ClassCounts.
         power: exponent of the weights.
         left_out: ids of classes that are summed elsewhere and must not be drawn; their weights may be 0.
-        name: the sampler's argument that holds the weights, for errors.
+        name: the argument of the sampler that holds the weights, for errors.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class WeightSource(nn.Module):
         return mass
 
     def check_every_class_drawn(self) -> None:
-        """Raise ValueError if a class has weight 0 and is not summed explicitly. It costs nothing: `read` found it."""
+        """Raise ValueError if a class has weight 0 and is not summed explicitly; `read` has searched for one."""
         if self._undrawable is not None:
             raise ValueError(
                 f"`{self.name}` must be above 0 for every class that is not explicit, got 0 at position "

@@ -10,15 +10,15 @@ from manyclass.kernels import cpu
 
 ENTRIES_PER_CHUNK = 1 << 24
 CLASSES_PER_STRETCH = 64
-CELL_MARGIN = 1e-2
+CELL_MARGIN = 1e-2  # in widths of a cell
 
 
 class MassTable(nn.Module):
     """Class c owns the interval [start(c), end(c)) of the line [0, total); its mass is the interval's length.
 
     Masses are read back as differences of the stored sum, so a class is drawn with exactly the probability that
-    its weight is later divided by, whatever rounding did to the sum. Classes of mass 0 are not in the sum; the
-    others are known in it by their rank. Classes lie on the line by their ids, or in an order that is given.
+    its weight is later divided by, however the sum was rounded. Classes of mass 0 are not in the sum; the others
+    are identified in it by their rank. Classes lie on the line in the order of their ids, or in a given order.
 
     A guide leads to the class at a position. The line is cut into stretches of equal length, and each stretch into
     about as many cells of equal length as classes begin in it; for each cell the guide holds the last class that
@@ -58,7 +58,7 @@ class MassTable(nn.Module):
         follow_loaded_state(self, MassTable._after_load)
 
     def rebuild(self, mass: Tensor, *, name: str = "weights", order: Tensor | None = None) -> None:
-        """Build the table from other masses; arguments as of the class."""
+        """Build the table from other masses; the arguments are those of the class."""
         if order is not None:
             mass = mass[order]
         self._order = order
@@ -190,7 +190,7 @@ class MassTable(nn.Module):
         return self._locate(position)
 
     def cpu_table(self) -> cpu.SearchTable:
-        """Return the table for compiled kernels; made again if its tensors were replaced, as by `.to`."""
+        """Return the table for compiled kernels, rebuilt if its tensors were replaced, for example by `.to`."""
         if self._cpu_table is None or self._cpu_table.cumulative is not self._cumulative_bits:
             ids = None if self._ranks_are_ids else self._ids
             bits = (self._cumulative_bits, self._intercept_bits, self._slope_bits)
@@ -198,7 +198,7 @@ class MassTable(nn.Module):
         return self._cpu_table
 
     def _locate(self, position: Tensor) -> tuple[Tensor, Tensor]:
-        """Return what `locate` does: the eager reference."""
+        """Return the same as `locate`: the eager reference."""
         shape, position = position.shape, position.reshape(-1)
         cumulative = self._cumulative
         rank = self._guide.index_select(0, self._cell(position))

@@ -15,7 +15,7 @@ log = logging.getLogger("manyclass")
 
 MAX_KEPT_PROBES = 100
 MEAN_OVER_PROBES = 8
-MAX_RELATIVE_ERROR = 4.0
+MAX_RELATIVE_ERROR = 4.0  # in multiples of the chosen error
 K_MULTIPLE = 8
 MIN_STEPS_BETWEEN_PROBES = 100
 
@@ -146,10 +146,15 @@ class Budget(nn.Module):
         self.sampler.refresh()
 
     def resize(self, num_classes: int) -> None:
-        """Resize the counts, and lower k if fewer classes are left."""
-        if self.k > num_classes:
+        """Resize the counts, and lower k if fewer classes are left; an error leaves k unchanged."""
+        before = self.k
+        if before > num_classes:
             self.sampler.set_k(_check.integer("num_classes", num_classes, 1))
-        self.sampler.resize(num_classes)
+        try:
+            self.sampler.resize(num_classes)
+        except ValueError:
+            self.sampler.set_k(before)
+            raise
 
     def get_extra_state(self) -> Tensor:
         """Return k, the number of steps and probes, and the running mean: they decide the next k."""

@@ -21,8 +21,8 @@ class Clustered(nn.Module):
 
     Class vectors are clustered. For an example, cluster j has the weight exp(hidden · centroid) times that of its
     classes: a model of p in √C numbers. The batch is sorted by the likeliest cluster and cut into groups; the proposal
-    M(j) of a group is the root mean square over its examples, plus `mix` times the weights alone. Within a cluster a
-    class has the share r of its weight. A comb of unit spacing falls on the line of masses k M r, with one random
+    M(j) of a group is the root mean square over its examples, plus `mix` times the weights alone. The share of a class
+    in the weight of its cluster is r. A comb of unit spacing falls on the line of masses k M r, with one random
     offset for each group: O(√C + k) a step, κ = 1/(k M r). A class of k M r above 1 is drawn for certain, κ = 1, and
     its further slots are empty. Stale clusters cost variance, never bias; they are rebuilt on a background thread from
     a copy of the class vectors, and used a quarter of `every` steps later.
@@ -35,7 +35,7 @@ class Clustered(nn.Module):
         explicit: the number of heaviest classes that every example sums. Default: an eighth of k.
         group_size: the number of similar examples that share a draw.
         clusters: the number of clusters. Default: 4√C, and at most a quarter of C.
-        mix: the share of the weights alone in the proposal.
+        mix: the factor of the weights alone in the proposal.
         every: training steps between two clusterings. Default: the larger of 500 and C/64.
 
     Raises:
@@ -121,7 +121,7 @@ class Clustered(nn.Module):
         position = (offset + torch.arange(drawn, dtype=torch.float64, device=target.device)).div_(drawn)
         cluster = torch.searchsorted(cumulative, position, right=True).clamp_(max=self.clusters.number - 1)
         start, mass = _interval(cumulative, cluster)
-        # The position of a tooth inside its cluster; rounding must not move it into the next one.
+        # Clamped, so that rounding never moves a tooth into the next cluster.
         inside = ((position - start) / mass).clamp_(0.0, 1 - 1e-12)
         ids, share = self.clusters.locate(cluster + inside)
         # A class longer than the spacing is drawn for certain. Teeth ascend, so a second draw follows the first.
@@ -181,7 +181,7 @@ class Clustered(nn.Module):
     def _log_kappa(self, target: Tensor, clusters: Clusters, cumulative: Tensor, block: Block) -> Tensor:
         groups = torch.arange(len(cumulative), device=target.device).unsqueeze(1)
         group = block.spread(groups, len(target)).squeeze(1)
-        _, mass = _interval(cumulative[group], clusters.label(target).unsqueeze(1))
+        _, mass = _interval(cumulative[group], clusters.cluster_of(target).unsqueeze(1))
         expected = (self.k - self._num_explicit) * mass.squeeze(1) * clusters.share(target)
         return torch.where(torch.isin(target, self._explicit), 0.0, -expected.log()).clamp(min=0.0)
 
@@ -198,13 +198,13 @@ class Clustered(nn.Module):
             self.schedule.stale = False
 
     def resize(self, num_classes: int) -> None:
-        """Resize the counts; the next draw clusters the resized class vectors."""
+        """Resize the counts; class vectors must be attached again before they are clustered."""
         _check.integer("num_classes", num_classes, self.k)
         self.source.resize(num_classes)
         device = self.device
         self._set_up()
         self.to(device)
-        self.schedule.restart(*self.schedule.vectors)
+        self.schedule.restart()
 
     def extra_repr(self) -> str:
         """Return the options shown by `repr`."""

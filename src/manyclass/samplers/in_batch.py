@@ -15,7 +15,7 @@ class InBatch(nn.Module):
     """The other examples' targets, and k classes drawn with replacement from q ∝ f^power for the whole batch.
 
     Class c is expected (B - 1) f(c) times among the other targets and k q(c) times among the drawn classes, so each
-    slot stands for κ = 1/((B - 1) f + k q) classes, whichever of the two it is. The target of an example is not among
+    slot stands for κ = 1/((B - 1) f + k q) classes, a target or a drawn one. The target of an example is not among
     its candidates: it is summed explicitly and never corrected as if it had been drawn. With two towers, which compute
     the batch's targets anyway, the first B candidates are free.
 

@@ -21,15 +21,15 @@ class Learned(nn.Module):
 
     The relative variance of Z̃ is Σ (1/π - 1) p², so the best π for a whole batch is proportional to the root mean
     square of p over its examples; frequencies, the mean of p, only resemble it. When a class has been scored, the head
-    reports its mean square over the batch (in examples of other targets), and the estimate moves towards it by
-    min(1, forget / π): rare draws move it further, so that on average all classes forget at the same rate. The share of
-    the frequencies keeps every π above 0. With an objective that has no Z̃ nothing is learned: it is `Systematic`.
+    reports its mean square over the batch (0 where it is the target), and the estimate moves towards it by the factor
+    min(1, forget / π): rare draws move it further, so that on average all classes forget at the same rate. The
+    frequencies keep every π above 0. Nothing is learned in a compiled head, or with an objective that has no Z̃.
 
     Args:
         counts: ClassCounts, or C positive counts.
         k: classes drawn, at most C.
         forget: the share of the estimate that a step replaces.
-        mix: how much of the frequencies is in the weights.
+        mix: the factor of the frequencies, which are added to the normalised estimate.
         every: steps between two rebuilds of the table on a background thread; each is used a quarter as many steps
             later. Default: the larger of 50 and √C.
         order: the order of the classes on the line, as for `Systematic`.
@@ -83,7 +83,7 @@ class Learned(nn.Module):
         self.sampler.attach(weight, bias)
 
     def advance(self) -> None:
-        """Count a training step for the order of the classes; the table follows what is observed."""
+        """Count a training step for the order of the classes; `observe` counts it for the table."""
         self.sampler.advance()
 
     num_classes = property(lambda self: self.sampler.num_classes)

@@ -38,7 +38,7 @@ class Nearest(nn.Module):
         k: classes scored for an example in addition to its target, the nearest included; at least 2, at most C.
         nearest: the number of nearest classes among them. Default: half.
         group_size: the number of similar examples that share their classes; None: the whole batch.
-        lists: the number of lists. Default: 4√C, and at most a quarter of C.
+        lists: the number of lists in the index. Default: 4√C, and at most a quarter of C.
         probes: lists searched for a group. Default: as many as hold eight times `nearest` classes on average.
         every: training steps between two builds of the index. Default: the larger of 500 and C/64.
 
@@ -124,9 +124,9 @@ class Nearest(nn.Module):
         )
 
         def target_log_kappa() -> Tensor:
-            own = _within(target.unsqueeze(1), blocks[0].spread(found, len(target))).squeeze(1)
+            is_nearest = _within(target.unsqueeze(1), blocks[0].spread(found, len(target))).squeeze(1)
             assert rest.target_log_kappa is not None
-            return rest.target_log_kappa().masked_fill(own, 0.0)
+            return rest.target_log_kappa().masked_fill(is_nearest, 0.0)
 
         return Candidates((*certain, *blocks), exclude, target_log_kappa, self.num_classes)
 

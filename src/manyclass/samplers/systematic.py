@@ -33,7 +33,7 @@ class Systematic(nn.Module):
         order: the order of the classes on the line. None: by id; "frequency": heaviest first; "random": another one
             after each `refresh()`; "cluster": neighbours have similar class vectors, from the first draw after
             `attach`, and by id before; or a permutation of the ids.
-        stratified: whether every tooth of the comb has a separate random offset. A class that reaches over the
+        stratified: whether every tooth of the comb has a separate random offset. A class that lies across the
             boundary of two teeth may then be drawn twice, each time with κ = 1/π.
         group_size: the number of examples that share a draw; None: the whole batch.
 
@@ -134,7 +134,7 @@ class Systematic(nn.Module):
     def reorder(self) -> None:
         """Put the classes on the line in the present order of clusters."""
         assert self.order is not None
-        # The masses of the table and not the weights, which may be newer, or older than a loaded table.
+        # The masses are those of the table: the weights may be newer than it, or older than a loaded table.
         mass = self.table.mass(torch.arange(self.num_classes, device=self.device))
         self.table.rebuild(mass, order=self.order.sort_by_cluster())
         self._derive()
@@ -145,15 +145,15 @@ class Systematic(nn.Module):
 
     def without(self, ids: Tensor) -> "Systematic":
         """Return the same design over all classes but these, which are summed elsewhere."""
-        own = self.order
+        current = self.order
         rest = Systematic(
             self.source.without(ids),
             self.k,
-            order=self.table.order if own is None or own.rule == "given" else own.rule,
+            order=self.table.order if current is None or current.rule == "given" else current.rule,
             stratified=self.stratified,
             group_size=self.group_size,
         )
-        for vectors in () if own is None else own.vectors:
+        for vectors in () if current is None else current.vectors:
             rest.attach(vectors)
         return rest
 

@@ -39,7 +39,7 @@ def log_sum_exp_(form: LogSumExp, scores: Tensor, draw: GatheredDraw) -> tuple[T
 
 
 def pair_sum_(form: PairSum, scores: Tensor, draw: GatheredDraw) -> tuple[Tensor, Tensor]:
-    """Do as `log_sum_exp_`, for a pair sum."""
+    """Do the same as `log_sum_exp_` for a pair sum."""
     margin, hinge = form.margin_of(draw.num_classes), form.activation == "relu"
     return _call(_pair_sum(scores.dtype), scores, draw, margin, form.paired, form.positive, form.mean, hinge)
 

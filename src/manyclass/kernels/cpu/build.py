@@ -65,7 +65,7 @@ def is_plain(*tensors: Tensor) -> bool:
 
 
 def bind(name: str, *argtypes: type) -> Callable[..., None]:
-    """Return a C function of the library, without a result."""
+    """Return a C function of the library that returns nothing."""
     kernels = library()
     assert kernels is not None
     call = kernels[name]

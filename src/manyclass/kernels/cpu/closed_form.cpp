@@ -98,8 +98,8 @@ struct Draw {
         return bias ? sum + bias[target[b]] : sum;
     }
 
-    // Turns inner products into scores, -inf where the slot is empty or the example excludes its class; returns the
-    // greatest.
+    // Turns inner products into scores, -inf if the slot is empty or the example excludes its class; returns the
+    // largest.
     T score(int64_t b, T* row) const {
         for (int64_t e = 0; e < num_excluded; ++e)
             slots.of(excluded[b * num_excluded + e], [row](int32_t j) { row[j] = kEmpty<T>; });
@@ -155,7 +155,7 @@ void log_sum_exp(const Draw<T>& draw, T* scores, bool sums_target, T* loss, T* t
 }
 
 // loss = [positive] softplus(-s(target)) + Σ_j φ(s_j - [paired] s(target) + margin). The sum over n slots is divided by
-// n if `mean`; the loss is 0 where all slots are empty. φ is softplus, or relu if `hinge`.
+// n if `mean`; the loss is 0 if all slots are empty. φ is softplus, or relu if `hinge`.
 template <typename T>
 void pair_sum(const Draw<T>& draw, T* scores, T margin, bool paired, bool positive, bool mean, bool hinge, T* loss,
               T* target_gradient, int threads) {
