@@ -123,7 +123,7 @@ def open_archive(path: Path, file: IO[bytes], name: str) -> zipfile.ZipFile:
     """Open a .npz archive.
 
     Raises:
-        UserError: the file is no archive.
+        UserError: the file is not an archive.
     """
     try:
         return zipfile.ZipFile(file)

@@ -49,7 +49,7 @@ class ArrayReader:
         name: the user's name for the file, for errors.
 
     Raises:
-        UserError: a file cannot be read or is no array of numbers [N, F], or the numbers of labels and rows differ.
+        UserError: a file cannot be read or is not an array of numbers [N, F], or the numbers of labels and rows differ.
             `chunks` raises it for a value that is not finite, and for an impossible index or label.
     """
 

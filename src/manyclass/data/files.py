@@ -52,7 +52,7 @@ def lines(path: Path, *, name: str = "data", progress: ReadProgress | None = Non
         progress: called with the bytes read and the bytes in total.
 
     Raises:
-        UserError: the file cannot be read, is no UTF-8, or has a NUL byte or a line above 64 MiB.
+        UserError: the file cannot be read, is not UTF-8, or has a NUL byte or a line above 64 MiB.
     """
     for block in blocks(path, name=name):
         yield from block.data.decode().split("\n")[:-1]

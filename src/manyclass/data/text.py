@@ -100,8 +100,8 @@ def read_text(
         progress: called with the bytes read and in total, for each file.
 
     Raises:
-        UserError: a file is missing, cannot be read, is no UTF-8, holds no token, or changes while it is read; no token
-            occurs `min_count` times; the disk of `folder` is full.
+        UserError: a file is missing, cannot be read, is not UTF-8, holds no token, or changes while it is read; no
+            token occurs `min_count` times; the disk of `folder` is full.
     """
     _check.choice("split", split, tuple(SPLITS))
     _check.integer("min_count", min_count, 1)

@@ -164,7 +164,7 @@ def read_triples(
         progress: called with the bytes read and in total, for each file.
 
     Raises:
-        UserError: a file is missing, cannot be read, is no UTF-8, or has a line that is not a triple, or there is no
+        UserError: a file is missing, cannot be read, is not UTF-8, or has a line that is not a triple, or there is no
             training triple.
     """
     paths = {"train": path, "valid": valid, "test": test}

@@ -54,7 +54,7 @@ class Packing:
         """Return the tree as JSON, and add its tensors to `tensors`.
 
         Raises:
-            TypeError: a value is neither plain data nor a dense tensor, or a key is no str or int.
+            TypeError: a value is neither plain data nor a dense tensor, or a key is not a str or int.
             ValueError: the tree is nested too deeply, as one that contains itself is.
         """
         text = json.dumps(self._node(content, ()), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
