@@ -1,4 +1,4 @@
-"""Cost of each sampling design from 10⁴ to 10⁷ classes: set-up, steps, upkeep and memory.
+"""Cost of each sampling design from 10⁴ to 10⁷ classes: set-up, steps, rebuilds and memory.
 
     python benchmarks/design_cost.py                       # the whole table, into benchmarks/results/design_cost.csv
     python benchmarks/design_cost.py --classes 1e4 1e5     # a part of it, printed only
@@ -7,9 +7,9 @@ A step draws for a batch of 1024, scores k = 256 classes of 64 dimensions, compu
 rows by `RowAdagrad`; counts follow Zipf's law, targets are drawn by them. Each design has a separate process. Those
 that fit into memory together take turns, with the matrix products that every step needs among them.
 
-Some designs periodically rebuild a table, clusters or an index. No step in the turns includes a rebuild. Upkeep is the
-time of each rebuild, measured in a second process together with its peak memory, and divided by the default number of
-steps between rebuilds. Set-up is the sampler with its first draw, without the class table. Memory is the peak beyond
+Some designs periodically rebuild a table, clusters or an index. No step in the turns includes a rebuild. Rebuilds
+are timed in a second process, together with their peak memory, and their time is divided by the default number of steps
+between rebuilds. Set-up is the sampler with its first draw, without the class table. Memory is the peak beyond
 the class table and Adagrad's state. All with huge pages (THP_MEM_ALLOC_ENABLE=1).
 """
 
@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from manyclass import ClassHead
-from manyclass.lab.study.upkeep import upkeep_jobs
+from manyclass.lab.study.rebuilds import rebuild_jobs
 from manyclass.optim import RowAdagrad
 from manyclass.samplers import (
     Bernoulli,
@@ -69,7 +69,7 @@ class Design:
 
     Args:
         build: returns the sampler for class counts.
-        every: functions of the number of classes: default steps between runs of each of its `upkeep_jobs`.
+        every: functions of the number of classes: default steps between two runs of each of its `rebuild_jobs`.
         tables: tables [C, D] that it holds temporarily.
     """
 
@@ -153,7 +153,7 @@ def steps(num_classes: int, counts: np.ndarray, targets: np.ndarray) -> Callable
 
 
 def builds(num_classes: int, counts: np.ndarray, targets: np.ndarray) -> Callable[[], object]:
-    """Return a function that first makes class vectors, then sets the design up, then runs its upkeep in parts."""
+    """Return a function that first makes class vectors, then sets the design up, then rebuilds it in parts."""
 
     def phases() -> Iterator[None]:
         bound = 1 / math.sqrt(DIM)
@@ -163,7 +163,7 @@ def builds(num_classes: int, counts: np.ndarray, targets: np.ndarray) -> Callabl
         sampler = DESIGNS[os.environ["DESIGN"]].build(torch.from_numpy(counts))
         sampler.attach(vectors)
         sampler(target, hidden=hidden)
-        for run, _ in itertools.cycle(upkeep_jobs(sampler)):
+        for run, _ in itertools.cycle(rebuild_jobs(sampler)):
             yield
             run()
         while True:
@@ -179,7 +179,7 @@ class Measured:
     times: list[float]
     floor: float
     setup_s: float
-    upkeep_s: tuple[float, ...]
+    rebuild_s: tuple[float, ...]
     beyond_gib: float
 
 
@@ -217,20 +217,20 @@ def measure(group: list[str], num_classes: int, rounds: int, data: Path) -> dict
     del turns[FLOOR]
     for name, turn in turns.items():
         try:
-            setup, upkeep, peak = measure_builds(name, num_classes, data, environment)
+            setup, rebuild, peak = measure_builds(name, num_classes, data, environment)
         except RuntimeError as error:
             found[name] = failure_note(error)
             continue
         # Subtract the memory of a process that only multiplies matrices: Python, torch, the counts.
         beyond = max(turn.peak_gib - 2 * table, peak - table) - floor.peak_gib
-        found[name] = Measured(times[name], median, setup, upkeep, max(0.0, beyond))
+        found[name] = Measured(times[name], median, setup, rebuild, max(0.0, beyond))
     return found
 
 
 def measure_builds(
     name: str, num_classes: int, data: Path, environment: dict[str, str]
 ) -> tuple[float, tuple[float, ...], float]:
-    """Measure the seconds of set-up and of each part of upkeep, and the peak in GiB, with no other process running."""
+    """Measure seconds of set-up and of each part of a rebuild, and the peak in GiB, with no other process running."""
     turn = ContenderProcess("design_cost:builds", num_classes, data, environment | {"DESIGN": name})
     try:
         parts = len(DESIGNS[name].every)
@@ -276,22 +276,22 @@ def run(names: list[str], num_classes: int, rounds: int, budget: float) -> list[
 
 def columns(name: str, num_classes: int, measured: Measured | str) -> Row:
     """Return the columns of one design; without numbers the note says why."""
-    names = "step_ms_p20 step_ms step_ms_p80 to_products setup_s upkeep_s every upkeep_ms_a_step beyond_gib"
+    names = "step_ms_p20 step_ms step_ms_p80 to_products setup_s rebuild_s every rebuild_ms_per_step beyond_gib"
     empty: Row = dict.fromkeys([*names.split(), "products_gflops", "note"], "")
     if isinstance(measured, str):
         return empty | {"note": measured}
     low, median, high = (round(time * 1e3, 3) for time in quantiles(measured.times))
     every = [steps_between(num_classes) for steps_between in DESIGNS[name].every]
-    amortised = sum(seconds / steps for seconds, steps in zip(measured.upkeep_s, every, strict=True))
+    amortised = sum(seconds / steps for seconds, steps in zip(measured.rebuild_s, every, strict=True))
     return empty | {
         "step_ms_p20": low,
         "step_ms": median,
         "step_ms_p80": high,
         "to_products": round(median / 1e3 / measured.floor, 2),
         "setup_s": round(measured.setup_s, 3),
-        "upkeep_s": round(sum(measured.upkeep_s), 4),
+        "rebuild_s": round(sum(measured.rebuild_s), 4),
         "every": min(every, default=""),
-        "upkeep_ms_a_step": round(amortised * 1e3, 4),
+        "rebuild_ms_per_step": round(amortised * 1e3, 4),
         "beyond_gib": round(measured.beyond_gib, 3),
         "products_gflops": round(3 * 2 * BATCH_SIZE * K * DIM / measured.floor / 1e9, 1),
     }
@@ -306,15 +306,15 @@ def exponent(points: list[tuple[float, float]]) -> float | None:
 
 
 def growth(rows: list[Row]) -> str:
-    """Return a table of how each design's median step and upkeep per step grow with the number of classes."""
-    lines = [f"{'as C to the power':28}{'step':>8}{'upkeep':>8}"]
+    """Return a table of the growth of each design's step time and rebuild time per step with the number of classes."""
+    lines = [f"{'as C to the power':28}{'step':>8}{'rebuild':>9}"]
     for name in dict.fromkeys(str(row["design"]) for row in rows):
         own = [row for row in rows if row["design"] == name and not row["note"]]
         cells = []
-        for column in ("step_ms", "upkeep_ms_a_step"):
+        for column in ("step_ms", "rebuild_ms_per_step"):
             slope = exponent([(float(str(row["num_classes"])), float(str(row[column]))) for row in own])
             cells.append("–" if slope is None else f"{slope:.2f}")
-        lines.append(f"{name:28}{cells[0]:>8}{cells[1]:>8}")
+        lines.append(f"{name:28}{cells[0]:>8}{cells[1]:>9}")
     return "\n".join(lines)
 
 
@@ -339,14 +339,14 @@ def main() -> None:
             f", products at {' to '.join(map(str, dict.fromkeys([min(rates), max(rates)])))} GFlop/s" if rates else ""
         )
         print(
-            f"{'':28}{'p20':>10}{'ms':>10}{'p80':>10}{'× products':>12}{'set-up s':>10}{'upkeep s':>10}{'every':>8}"
+            f"{'':28}{'p20':>10}{'ms':>10}{'p80':>10}{'× products':>12}{'set-up s':>10}{'rebuild s':>10}{'every':>8}"
             f"{'ms/step':>11}{'GiB':>8}"
         )
         for row in part:
             print(
                 f"{row['design']:28}{row['step_ms_p20']:>10}{row['step_ms']:>10}{row['step_ms_p80']:>10}"
-                f"{row['to_products']:>12}{row['setup_s']:>10}{row['upkeep_s']:>10}{row['every']:>8}"
-                f"{row['upkeep_ms_a_step']:>11}{row['beyond_gib']:>8}  {row['note']}".rstrip(),
+                f"{row['to_products']:>12}{row['setup_s']:>10}{row['rebuild_s']:>10}{row['every']:>8}"
+                f"{row['rebuild_ms_per_step']:>11}{row['beyond_gib']:>8}  {row['note']}".rstrip(),
                 flush=True,
             )
         rows += part

@@ -66,6 +66,7 @@ def main() -> None:
     """Train, diagnose and complete a few prompts."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=60.0, help="seconds to train")
+    parser.add_argument("--steps", type=int, default=None, help="steps to train, instead of seconds")
     parser.add_argument("--files", type=int, default=None, help="source files to read (default: all)")
     parser.add_argument("--seed", type=int, default=0, help="random seed")
     arguments = parser.parse_args()
@@ -94,7 +95,8 @@ def main() -> None:
         Shuffled(context, target, seed=arguments.seed),
         torch.optim.Adagrad(parameters, lr=0.05),
         encoder=encoder,
-        seconds=arguments.seconds,
+        steps=arguments.steps,
+        seconds=arguments.seconds if arguments.steps is None else None,
         held_out=HeldOut(
             list(zip(test_context.split(2048), test_target.split(2048), strict=True)), every=250, restore_best=True
         ),

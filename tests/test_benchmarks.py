@@ -88,7 +88,7 @@ def test_a_missing_library_is_named(tmp_path):
         ContenderProcess("contenders_tensorflow:adagrad", CLASSES, tmp_path, {"PYTHONPATH": str(tmp_path)})
 
 
-def test_groups_hold_every_contender_once_beside_the_products_and_ours():
+def test_groups_hold_every_contender_once_next_to_the_products_and_ours():
     names = list(step.CONTENDERS)
     groups = list(step.groups(names, 10**6, 8.0))
     assert len(groups) > 1
@@ -221,11 +221,11 @@ def test_the_cost_of_designs_is_measured():
     for name in names:
         lines = [line.removeprefix(name).split() for line in table.splitlines() if line.startswith(f"{name}  ")]
         assert len(lines) == 2
-        low, median, high, over_products, setup, upkeep, *_ = map(float, lines[0])
+        low, median, high, over_products, setup, rebuild_s, *_ = map(float, lines[0])
         assert 0 < low <= median <= high
         assert over_products > 0
         assert setup > 0
-        assert (upkeep > 0) == (name != "importance")
+        assert (rebuild_s > 0) == (name != "importance")
     assert line_of(growth, "importance")[1] == "–"
     assert float(line_of(growth, "learned")[1]) < 3
 
@@ -261,8 +261,8 @@ def small_results(folder):
     designs = []
     for num_classes in design_cost.SIZES:
         for i, name in enumerate(design_cost.DESIGNS, 1):
-            upkeep = (0.1,) * len(design_cost.DESIGNS[name].every)
-            measured = design_cost.Measured([i * 1e-3] * 3, 1e-3, setup_s=1.0, upkeep_s=upkeep, beyond_gib=0.5)
+            seconds = (0.1,) * len(design_cost.DESIGNS[name].every)
+            measured = design_cost.Measured([i * 1e-3] * 3, 1e-3, setup_s=1.0, rebuild_s=seconds, beyond_gib=0.5)
             columns = design_cost.columns(name, num_classes, measured)
             designs.append({"design": name, "num_classes": num_classes, **columns, "huge_pages": 1})
     write_csv(folder / "design_cost.csv", designs)

@@ -7,7 +7,7 @@ import pytest
 
 SOURCE = Path(__file__).parents[1] / "src" / "manyclass"
 
-# The rooms that each room may import beside itself.
+# The rooms that each room may import.
 MAY_IMPORT = {
     "_check": set(),
     "_faiss": set(),

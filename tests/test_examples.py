@@ -15,7 +15,7 @@ def run(*arguments):
 
 
 def test_the_example_learns_more_than_frequencies():
-    output = run("examples/next_token.py", "--files", 60, "--seconds", 3)
+    output = run("examples/next_token.py", "--files", 60, "--steps", 100)
     losses = [float(loss) for loss in re.findall(r"^step .*  held-out loss (\S+)", output, re.MULTILINE)]
     unigram = float(re.search(r"frequencies alone (\S+),", output)[1])
     assert min(losses) < unigram

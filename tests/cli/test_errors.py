@@ -108,7 +108,7 @@ def test_help_shows_the_type_of_each_option(capsys):
         (["--text", "--hidden", "5"], "`--hidden` must be left out for text, got (5,)"),
         (["--text", "--regulariser", "0.1"], "`--regulariser` must be left out for text, got 0.1"),
         (["--triples", "--dropout", "0.1"], "`--dropout` must be left out for triples, got 0.1"),
-        (["--label", "x"], "`label` must be left out but for"),
+        (["--label", "x"], "`label` must be left out except for"),
         (["--held-out", "none.svm"], "`held-out` must be a file that can be read, got none.svm: No such file"),
         (["--evaluate-every", "0"], "0 is not in the range"),
         (["--checkpoint-every", "-1"], "-1.0 is not in the range"),

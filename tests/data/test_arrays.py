@@ -60,7 +60,7 @@ def test_labels_may_be_text(tmp_path, y):
 
 
 def test_sparse_rows_of_scipy_are_read_a_few_at_a_time(tmp_path, monkeypatch):
-    monkeypatch.setattr(arrays_module, "_CHUNK_ROWS", 7)
+    monkeypatch.setattr(arrays_module, "_MAX_CHUNK_ROWS", 7)
     x = random_array((100, 40), density=0.1, rng=np.random.default_rng(0), format="csr")
     save_npz(tmp_path / "a.npz", x)
     np.save(tmp_path / "y.npy", np.arange(100))
@@ -73,7 +73,7 @@ def test_sparse_rows_of_scipy_are_read_a_few_at_a_time(tmp_path, monkeypatch):
 
 
 def test_dense_rows_are_read_a_few_at_a_time(tmp_path, monkeypatch, save):
-    monkeypatch.setattr(arrays_module, "_CHUNK_ROWS", 3)
+    monkeypatch.setattr(arrays_module, "_MAX_CHUNK_ROWS", 3)
     x = np.random.default_rng(0).normal(size=(10, 2)).astype(np.float32)
     save(tmp_path / "a.npz", X=x, y=np.arange(10))
     features, labels, reader = read(tmp_path / "a.npz")

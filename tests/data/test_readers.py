@@ -51,7 +51,7 @@ def test_the_same_file_gives_the_same_rows_by_its_schema(tmp_path, name, options
 def test_the_format_can_be_given(tmp_path):
     path = tmp_path / "rows.data"
     path.write_bytes(samples.svmlight())
-    with pytest.raises(UserError, match=r"a format that ends in one of \.svm, .* got .*rows\.data; `format` says"):
+    with pytest.raises(UserError, match=r"a format that ends in one of \.svm, .* got .*rows\.data; or give `format`"):
         open_rows(path)
     assert open_rows(path, format="svmlight").schema.format == "svmlight"
     with pytest.raises(UserError, match=r"`format` must be of a format that is one of svmlight, .* got 'xml'"):
@@ -61,9 +61,9 @@ def test_the_format_can_be_given(tmp_path):
 def test_an_option_of_another_format_is_refused(tmp_path):
     path = tmp_path / "a.svm"
     path.write_bytes(samples.svmlight())
-    with pytest.raises(UserError, match="`label` must be left out but for csv, tsv, parquet, got y for"):
+    with pytest.raises(UserError, match="`label` must be left out except for csv, tsv, parquet, got y for"):
         open_rows(path, label="y")
-    with pytest.raises(UserError, match="`labels` must be left out but for npy, npz"):
+    with pytest.raises(UserError, match="`labels` must be left out except for npy, npz"):
         open_rows(path, labels=path)
 
 
@@ -92,7 +92,7 @@ def test_missing_files_and_folders_are_refused(tmp_path, name):
 
 @pytest.mark.parametrize("name", ["a.npy.gz", "a.parquet.xz"])
 def test_compressed_binary_files_are_refused(tmp_path, name):
-    with pytest.raises(UserError, match="must not be compressed once more"):
+    with pytest.raises(UserError, match="must not be compressed a second time"):
         open_rows(tmp_path / name)
 
 

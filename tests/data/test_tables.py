@@ -79,7 +79,7 @@ def test_the_label_column_is_found_by_its_name_or_given(table):
     assert rows(table("y,target\n1,p\n2,q\n"))[1] == [("p",), ("q",)]
     assert rows(table("a,b\n1,p\n2,q\n", label="b"))[1] == [("p",), ("q",)]
     with pytest.raises(
-        UserError, match=r"a column called label, target, class, y, or `label` say which, got 'a', 'b' in"
+        UserError, match=r"a column called label, target, class, y, or one `label` names, got 'a', 'b' in"
     ):
         table("a,b\n1,p\n")
     with pytest.raises(UserError, match=r"`label` must be a column of .*a\.csv, one of 'a', 'b', got 'c'"):
@@ -101,7 +101,7 @@ def test_tabs_may_stand_between_cells(table):
 @pytest.mark.parametrize("number", ["1.5", "0", "", "-1e3"])
 def test_a_later_cell_that_is_no_number_is_named(table, number, monkeypatch):
     monkeypatch.setattr("manyclass.data.tables._SAMPLE_ROWS", 1)
-    monkeypatch.setattr("manyclass.data._csv._BATCH_ROWS", 2)
+    monkeypatch.setattr("manyclass.data._csv._MAX_BATCH_ROWS", 2)
     with pytest.raises(UserError, match=r"finite numbers in column 'a', got 'many' in line 6 of .*a\.csv"):
         table(f"a,label\n1,x\n2,y\n{number},x\n\nmany,y\n")
 
@@ -111,7 +111,7 @@ def test_a_later_cell_that_is_no_number_is_named(table, number, monkeypatch):
     [
         ("", "must have a header line and rows, got nothing in"),
         ("a,label\n", "must hold rows, got none in"),
-        ("label\nx\n", "must have a column beside its labels, got 'label' in"),
+        ("label\nx\n", "must have a column besides its labels, got 'label' in"),
         ("a,label\n1,x\n2\n", "must have 2 cells, as its header has, got 1 in line 3 of"),
         ('a,label\n"1\n2",x\n3,y,z\n', "must have 2 cells, as its header has, got 3 in line 4 of"),
         ('a,label\n"1"2,x\n', r"must be CSV, got a malformed record .* in line 2 of"),
@@ -132,7 +132,7 @@ def test_a_malformed_table_is_refused(table, content, message):
 
 def test_infinite_numbers_are_refused(table, monkeypatch):
     monkeypatch.setattr("manyclass.data.tables._SAMPLE_ROWS", 1)
-    monkeypatch.setattr("manyclass.data._csv._BATCH_ROWS", 1)
+    monkeypatch.setattr("manyclass.data._csv._MAX_BATCH_ROWS", 1)
     with pytest.raises(UserError, match="finite numbers in column 'a', got 'inf' in line 3 of"):
         table("a,label\n1,x\ninf,y\n")
     with pytest.raises(UserError, match=r"finite numbers in column 'a', got 'inf' in row 1 of .*parquet"):

@@ -186,7 +186,8 @@ def test_fits_on_threads_do_not_meet():
         np.testing.assert_array_equal(clone(model).fit(X, y).predict_proba(X), model.predict_proba(X))
 
 
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the system does not say what a process takes")
+@pytest.mark.machine
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the system does not report memory use")
 def test_a_sparse_matrix_is_never_made_dense():
     """A new process measures the peak memory of this fit; the dense matrix would take 4 GB."""
     script = """
@@ -198,7 +199,7 @@ def held(name):
     (line,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(name)]
     return int(line.split()[1]) * 1024
 
-# What is imported and compiled once does not count.
+# Imports and the build of kernels do not count.
 X, y = words(50, 500, features=5000)
 ManyClassClassifier(k=20, max_epochs=1, rank=4).fit(X, y).predict(X)
 X, y = words(2000, 10_000, features=100_000)

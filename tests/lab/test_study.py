@@ -92,7 +92,7 @@ def test_more_classes_have_less_error(done):
 
 def test_the_error_at_a_time_lies_between_those_measured():
     errors = [{"design": "systematic", "k": k, "seed": 0, "rmse_log_z": 8 / k} for k in (8, 32)]
-    times = [{"design": "systematic", "k": k, "step_ms": k / 8, "upkeep_ms": 0.0} for k in (8, 32)]
+    times = [{"design": "systematic", "k": k, "step_ms": k / 8, "rebuild_ms": 0.0} for k in (8, 32)]
     numbers = Analysis({"settings": {"designs": ["systematic"]}, "errors": errors, "times": times})
     assert numbers.error_at("systematic", 2.0) == pytest.approx(0.5)
     assert numbers.error_at("systematic", 0.5) is None

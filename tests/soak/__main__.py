@@ -1,4 +1,4 @@
-"""Kills, interrupts, full disks and broken files in great number: python -m tests.soak --share 0.1 --part kills."""
+"""Hundreds of kills, interrupts, full disks and broken files: python -m tests.soak --share 0.1 --part kills."""
 
 import argparse
 import sys
@@ -24,7 +24,7 @@ PARTS = {
 
 
 def soak(folder: Path, parts: Sequence[str], share: float, seed: int) -> dict[str, tuple[Outcome, float]]:
-    """Run a share of some parts; return the outcome of each, and its seconds."""
+    """Run a share of the cases of these parts; return the outcome of each part, and its seconds."""
     done = {}
     for name in parts:
         begin = time.monotonic()

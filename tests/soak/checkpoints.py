@@ -65,7 +65,7 @@ def checkpoints(folder: Path, share: float, seed: int) -> Outcome:
         trained = _Trained(made[kind], folder / kind)
         draw = random.Random(f"{seed} {kind}")
         for j, broken in zip(range(-(-number // len(kinds))), _broken(trained, marker, draw, seed), strict=False):
-            # Some in a new process, where no state of this one can hide a fault.
+            # Some run in a new process, in which no state of this one can hide a fault.
             trained.use(outcome, f"{kind}, {broken.file}, {broken.fault}", broken, apart=i == 0 and j % 40 == 39)
             if marker.exists():
                 outcome.add(f"{kind}, {broken.file}, {broken.fault}", ["its code ran"])
@@ -189,7 +189,7 @@ def _disguised(model: Path, marker: Path) -> Iterator[Broken]:
     within = struct.pack("<Q", len(header)) + header + pickled
     for file in ("best.safetensors", "newest.safetensors", "index.safetensors", "fit.json"):
         yield Broken("a pickle", file, pickled)
-        yield Broken("what torch.save wrote", file, zipped.getvalue())
+        yield Broken("a file of torch.save", file, zipped.getvalue())
     yield Broken("a pickle behind a header", "best.safetensors", within)
     content = storage.load(model / "best.safetensors", content_type="model")
     hidden = {**content, "names": torch.frombuffer(bytearray(pickled), dtype=torch.uint8)}

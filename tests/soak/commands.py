@@ -89,7 +89,7 @@ def started(*arguments: object, ready: bool = False) -> subprocess.Popen[str]:
     """Start a command in a new process.
 
     Args:
-        *arguments: of the command.
+        *arguments: arguments of the command.
         ready: True to print a first line when all is imported: an earlier Ctrl-C has no training to interrupt.
     """
     command = ["-m", "manyclass"]

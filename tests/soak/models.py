@@ -17,8 +17,8 @@ class Small:
     Args:
         file: the name of its file.
         data: the bytes of the file.
-        options: of `fit`.
-        flags: of all commands that read it.
+        options: options of `fit`.
+        flags: options of all commands that read it.
         queries: the bytes that `predict` reads; None: the same.
         text: True if it is text.
     """
@@ -52,7 +52,7 @@ def write(path: Path, data: bytes) -> Path:
 
 
 def smalls(folder: Path) -> dict[str, Small]:
-    """Make a data set of each format; files that they need are written to a folder."""
+    """Make a data set of each format; further files that they need are written to a folder."""
     draw = random.Random(3)
     words = [" ".join(f"w{int(40 * draw.random() ** 2)}" for _ in range(6)) for _ in range(60)]
     text = ("\n".join(words) + "\n").encode()

@@ -45,15 +45,15 @@ def tampered(content: dict[str, Any], draw: random.Random, *, tensors: bool = Tr
     for key in keys:
         parent = parent[key]
     value = parent[last] if not isinstance(parent, tuple) else None
-    how = draw.random()
+    chance = draw.random()
     where = "".join(f"[{key!r}]" for key in path)
     if isinstance(parent, tuple):
         # A tuple cannot be changed in place, so another place is drawn.
         return tampered(content, draw, tensors=tensors)
-    if how < 0.15 and isinstance(parent, dict):
+    if chance < 0.15 and isinstance(parent, dict):
         del parent[last]
         return f"without {where}", content
-    if isinstance(value, torch.Tensor) and how < 0.6:
+    if isinstance(value, torch.Tensor) and chance < 0.6:
         parent[last] = _other(value, draw)
     else:
         parent[last] = draw.choice([*_STRANGE, *(make() for make in _TENSORS if tensors)])

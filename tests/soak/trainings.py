@@ -28,7 +28,7 @@ class Reference:
         left: its results, without times.
         begun: seconds from its start to its first checkpoint.
         trained: seconds until training and evaluation were done.
-        seconds: until its end.
+        seconds: seconds until its end.
         last_step: the number of the last step.
         data: its training data.
         report: True if it wrote a report.

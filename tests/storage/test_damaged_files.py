@@ -128,6 +128,7 @@ def test_a_file_made_elsewhere_in_this_format_is_read(tmp_path):
         ("[]", "does not begin with a dict"),
         ('{"dict":{}}', "unknown object"),
         ('{"dict":[],"tuple":[]}', "unknown object"),
+        ('{"dict":[],"dict":[]}', "its JSON has a key twice"),
         ('{"dict":[["a"]]}', "a malformed dict item"),
         ('{"dict":[[true,1]]}', "a malformed dict item"),
         ('{"dict":[["a",1],["a",2]]}', "a malformed dict item"),
@@ -169,6 +170,23 @@ ENTRY = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
 )
 def test_an_impossible_header_is_refused_before_memory_is_taken(tmp_path, header, message):
     assert message in refused(written(tmp_path / "x", header))
+
+
+def test_a_tensor_named_twice_is_refused(tmp_path):
+    path = written(tmp_path / "x", *tree('{"dict":[]}', a={"dtype": "U8", "shape": [0], "data_offsets": [0, 0]}))
+    assert storage.load(path, content_type="thing") == {}
+    data = path.read_bytes()
+    begin, end = data.index(b'"a":'), data.index(b'"content.json"')
+    length = int.from_bytes(data[:8], "little") + end - begin
+    path.write_bytes(length.to_bytes(8, "little") + data[8:end] + data[begin:])
+    assert "its JSON has a key twice" in refused(path)
+
+
+def test_the_reason_is_short_even_if_names_in_the_file_are_long(tmp_path):
+    entry = {"dtype": "F8_E8M0", "shape": [0], "data_offsets": [0, 0]}
+    path = written(tmp_path / "x", {"a" * 10**6: entry})
+    assert len(refused(path)) < 1000
+    assert len(refused(saved(tmp_path, content_type="b" * 10**6))) < 1000
 
 
 @contextlib.contextmanager

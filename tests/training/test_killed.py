@@ -32,7 +32,7 @@ def test_resumed_is_uninterrupted(tmp_path, tmp_path_factory, after):
     assert same(outcome(tmp_path / "left"), left_behind)
 
 
-def test_what_is_saved_within_a_run_can_be_resumed(tmp_path):
+def test_a_checkpoint_saved_within_a_run_can_be_resumed(tmp_path):
     setting = Setting(tmp_path, every=0.0)
     setting.training.run()
     expected = outcome(tmp_path)

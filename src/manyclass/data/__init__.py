@@ -1,4 +1,4 @@
-"""Files to batches."""
+"""Readers of data files, and training batches."""
 
 from manyclass.data.chunks import Chunk as Chunk
 from manyclass.data.chunks import Reader as Reader

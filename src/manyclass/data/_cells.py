@@ -29,10 +29,10 @@ class TableFile(Protocol):
     """A file with named columns.
 
     Attributes:
-        path: of the file.
+        path: path of the file.
         unit: the unit of places: "line" or "row".
-        columns: the names.
-        types: of each name, "number", "text", or another type that makes no features; empty where all cells are text
+        columns: names of the columns.
+        types: type of each column: "number", "text", or another that makes no features. Empty if all cells are text
             and types must be inferred.
     """
 

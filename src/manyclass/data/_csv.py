@@ -9,8 +9,8 @@ from manyclass.data._cells import Cells
 from manyclass.data.files import blocks, one_line
 from manyclass.errors import UserError
 
-_BATCH_ROWS = 4096  # at most
-_BATCH_CHARACTERS = 1 << 24  # about
+_MAX_BATCH_ROWS = 4096
+_BATCH_CHARACTERS = 1 << 24  # a batch ends with the row that exceeds it
 _MAX_CELL_CHARACTERS = 1 << 24  # so that a quote that is never closed does not fill the memory
 
 
@@ -19,12 +19,12 @@ class CsvTable:
 
     Args:
         path: the file; .gz, .xz and .bz2 are decompressed.
-        delimiter: between cells.
+        delimiter: character between cells.
         name: the user's name for the file, for errors.
 
     Raises:
         UserError: the file or its header cannot be read, or it is empty. `cells` raises it for a row with another
-            number of cells than the header, and for wrong quotes.
+            number of cells than the header, and for malformed quotes.
     """
 
     unit = "line"
@@ -53,7 +53,7 @@ class CsvTable:
             places.append(place)
             rows.append(row)
             size += sum(map(len, row))
-            if len(rows) == _BATCH_ROWS or size > _BATCH_CHARACTERS:
+            if len(rows) == _MAX_BATCH_ROWS or size > _BATCH_CHARACTERS:
                 yield self._cells(places, rows, done, {*columns, label})
                 places, rows, size = [], [], 0
         if rows:

@@ -29,7 +29,7 @@ def hashed(columns: Sequence[tuple[str, Sequence[str]]], width: int) -> "csr_arr
     The hash is MurmurHash3 with signs: it is the same on every machine, and collisions cancel on average.
 
     Args:
-        columns: the name of each, which is hashed with its words, and its n cells.
+        columns: name and n cells of each column; the name is hashed with each word.
         width: the number of features.
 
     Example:

@@ -14,8 +14,8 @@ class Ids:
     """A list of ids that grows.
 
     Args:
-        size: the number of ids, at most.
-        path: a file to keep them in. None: in memory.
+        size: maximum number of ids.
+        path: a file to store them in. None: in memory.
 
     Example:
         >>> ids = Ids(3)

@@ -23,7 +23,7 @@ from manyclass.errors import UserError
 Array = np.ndarray[Any, Any]
 
 _READ_BYTES = 1 << 24
-# Raised by a broken archive, or by one of an unknown kind.
+# Raised by a broken archive, or by an unknown compression.
 _BROKEN = (
     zipfile.BadZipFile,
     zlib.error,
@@ -44,7 +44,7 @@ class ArrayFile:
     Args:
         where: a description of the array, for errors.
         source: a .npy file, or a member of an archive at its start.
-        size: of the array with its header, in bytes.
+        size: bytes of the array with its header.
         name: the user's name for the file, for errors.
 
     Raises:
@@ -70,7 +70,7 @@ class ArrayFile:
         if self.dtype.hasobject:
             self._fail("it holds Python objects, which are not loaded")
         if any(length < 0 for length in self.shape) or not self.dtype.itemsize:
-            self._fail(f"shape {self.shape} of {self.dtype} cannot be")
+            self._fail(f"shape {self.shape} of {self.dtype} is impossible")
         needed = begin + math.prod(self.shape) * self.dtype.itemsize
         if needed != size:
             self._fail(f"shape {self.shape} of {self.dtype} needs {needed:,} bytes, got {size:,}")
@@ -82,7 +82,7 @@ class ArrayFile:
         return int(self.shape[0]) if self.shape else 0
 
     def read(self, number: int) -> Array:
-        """Return the next rows: `number` of them, or those that are left."""
+        """Return the next `number` rows, or all that are left if they are fewer."""
         number = min(number, len(self) - self._next)
         begin, self._next = self._next, self._next + number
         if self._held is not None:
@@ -123,7 +123,7 @@ def open_archive(path: Path, file: IO[bytes], name: str) -> zipfile.ZipFile:
     """Open a .npz archive.
 
     Raises:
-        UserError: the file is no archive.
+        UserError: the file is not an archive.
     """
     try:
         return zipfile.ZipFile(file)

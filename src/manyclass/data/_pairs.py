@@ -7,12 +7,12 @@ import numpy as np
 Array = np.ndarray[Any, Any]
 
 _DIGITS = b"0123456789"
-_MAX_DIGITS = 18  # that 63 bits hold
-_CHUNK_NUMBERS = 1 << 18  # whose digits are in memory together
+_MAX_DIGITS = 18  # any number of 18 digits fits into 63 bits
+_CHUNK_NUMBERS = 1 << 18  # numbers whose digits are in memory at once
 
 
 def pairs(text: bytes, n: int) -> tuple[Array, Array] | None:
-    """Return the n indices and the n values, float64; None: the text needs a careful parser.
+    """Return the n indices and the n values, float64, or None if the text needs a careful parser.
 
     The text without its digits shows that each pair is digits, a colon and a value without spaces.
 
@@ -40,7 +40,7 @@ def pairs(text: bytes, n: int) -> tuple[Array, Array] | None:
 
 
 def _plain(text: bytes, marks: bytes, n: int) -> tuple[Array, Array] | None:
-    """Parse values that are digits with at most a point and a minus sign, four times as fast; None: others occur."""
+    """Parse values of digits with at most a point and a minus sign, four times as fast; None if there are others."""
     minus, points = marks.count(b"-"), marks.count(b".")
     if text.count(b":-") != minus or len(marks) != 2 * n - 1 + minus + points:
         return None
@@ -59,7 +59,7 @@ def _plain(text: bytes, marks: bytes, n: int) -> tuple[Array, Array] | None:
     powers = exact(10) ** np.arange(longest - 1, -1, -1)
     number = np.empty(2 * n)
     for begin in range(0, 2 * n, _CHUNK_NUMBERS):
-        # The last digits of each number, with zeros before its first.
+        # Take the last digits of each number, with zeros before its first digit.
         part = slice(begin, begin + _CHUNK_NUMBERS)
         digit = last[end[part]] - ord("0")
         digit *= np.arange(longest) >= longest - length[part, None]

@@ -21,7 +21,7 @@ class ParquetTable:
         name: the user's name for the file, for errors.
 
     Raises:
-        UserError: pyarrow is not installed, or the file cannot be read. `cells` raises it where the file is broken.
+        UserError: pyarrow is not installed, or the file cannot be read. `cells` raises it if the file is broken.
     """
 
     unit = "row"

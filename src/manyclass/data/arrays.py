@@ -18,9 +18,9 @@ from manyclass.data.names import MAX_LABEL_CHARACTERS, label_fault
 from manyclass.data.schema import MAX_FEATURES, Schema
 from manyclass.errors import UserError
 
-_CHUNK_ROWS = 8192  # at most
-_CHUNK_BYTES = 1 << 24  # about
-_MAX_ROW_BYTES = 64 << 20  # of a dense row
+_MAX_CHUNK_ROWS = 8192
+_CHUNK_BYTES = 1 << 24  # approximate size of a chunk
+_MAX_ROW_BYTES = 64 << 20  # size of a dense row
 _LABELS = "labels"  # the user's name for the file of labels
 _SPARSE_ARRAYS = ("data", "indices", "indptr", "shape", "format")
 
@@ -44,12 +44,12 @@ class ArrayReader:
     Args:
         path: the file.
         archive: True for .npz.
-        labels: a .npy file of ints or strings [N]. None: `y` of the archive; without one there are no labels.
-        schema: of a trained model. None: a new one for these rows.
+        labels: a .npy file of ints or strings [N]. None: `y` of the archive; without it there are no labels.
+        schema: schema of a trained model. None: a new one for these rows.
         name: the user's name for the file, for errors.
 
     Raises:
-        UserError: a file cannot be read or is no array of numbers [N, F], or the numbers of labels and rows differ.
+        UserError: a file cannot be read or is not an array of numbers [N, F], or the numbers of labels and rows differ.
             `chunks` raises it for a value that is not finite, and for an impossible index or label.
     """
 
@@ -172,7 +172,7 @@ class _Dense:
             reader._fail(f"must have dense rows of at most {_MAX_ROW_BYTES >> 20} MiB, got {self.shape[1]:,} features")
 
     def chunk_rows(self) -> int:
-        return max(1, min(_CHUNK_ROWS, _CHUNK_BYTES // self._row_bytes))
+        return max(1, min(_MAX_CHUNK_ROWS, _CHUNK_BYTES // self._row_bytes))
 
     def read(self, number: int) -> Array:
         with np.errstate(over="ignore", invalid="ignore"):
@@ -210,7 +210,7 @@ class _Sparse:
 
     def chunk_rows(self) -> int:
         entries = max(1, len(self._values) // self.shape[0])
-        return max(1, min(_CHUNK_ROWS, _CHUNK_BYTES // (8 * entries)))
+        return max(1, min(_MAX_CHUNK_ROWS, _CHUNK_BYTES // (8 * entries)))
 
     def read(self, number: int) -> Any:
         from scipy.sparse import csr_array

@@ -20,7 +20,7 @@ class Chunk:
 
     Args:
         features: float32 [n, F], dense or CSR; F may grow from one chunk to the next until all rows are read.
-        labels: of each row, as in the file. None: the file has no labels.
+        labels: labels of each row, as in the file. None: the file has no labels.
         done: bytes of the file read so far.
     """
 
@@ -36,9 +36,9 @@ class Reader(Protocol):
     """A file of rows that can be read any number of times.
 
     Attributes:
-        path: of the file.
-        size: of the file, in bytes.
-        schema: the description of the features; F may be 0 before all rows were read once.
+        path: path of the file.
+        size: bytes of the file.
+        schema: description of the features; F may be 0 until all rows have been read once.
         labelled: True if the file has labels.
     """
 
@@ -73,7 +73,7 @@ def check_format(format: str, schema: Schema | None, path: Path, name: str) -> N
 
 
 def width_fault(num_features: int, schema: Schema | None) -> str | None:
-    """Return the fault of F as the second half of a sentence; None: it is right."""
+    """Return the fault of F as the second half of a sentence, or None."""
     if schema is None or schema.num_features in (0, num_features):
         return None
     return f"must have {schema.num_features:,} features, as the model has, got {num_features:,}"

@@ -33,7 +33,7 @@ class Block:
     """Whole lines of a text file.
 
     Args:
-        data: UTF-8; each line ends in a line feed, whatever it ends in on disk.
+        data: UTF-8 in which each line ends in a line feed, whatever its end on disk.
         first: the number of its first line, from 1.
         done: bytes read so far, as on disk.
     """
@@ -52,7 +52,7 @@ def lines(path: Path, *, name: str = "data", progress: ReadProgress | None = Non
         progress: called with the bytes read and the bytes in total.
 
     Raises:
-        UserError: the file cannot be read, is no UTF-8, or has a NUL byte or a line above 64 MiB.
+        UserError: the file cannot be read, is not UTF-8, or has a NUL byte or a line above 64 MiB.
     """
     for block in blocks(path, name=name):
         yield from block.data.decode().split("\n")[:-1]
@@ -97,14 +97,14 @@ def reading(path: Path, name: str) -> Iterator[None]:
     """Turn errors while a file is read into a UserError that names the file.
 
     Raises:
-        UserError: the file is a folder or a pipe, may not be read, or is not of the format its ending says.
+        UserError: the file is a folder or a pipe, cannot be read, or is not compressed as its ending says.
     """
     try:
         mode = _mode(path)
         if stat.S_ISDIR(mode):
             raise UserError(f"`{name}` must be a file, got the folder {path}")
         if not stat.S_ISREG(mode):
-            raise UserError(f"`{name}` must be a file on a disk, it may be read twice, got {path}")
+            raise UserError(f"`{name}` must be a file on a disk, since it is read twice, got {path}")
         yield
     except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
@@ -114,10 +114,10 @@ def reading(path: Path, name: str) -> Iterator[None]:
 
 
 def find_by_stem(folder: Path, stem: str, *, name: str = "data") -> Path | None:
-    """Return the first file in a folder with this stem and any endings; None: there is no such file.
+    """Return the first file in a folder with this stem and any endings, or None.
 
     Raises:
-        UserError: the folder may not be read.
+        UserError: the folder cannot be read.
     """
     try:
         return next((path for path in sorted(folder.iterdir()) if path.name.split(".")[0] == stem), None)
@@ -130,7 +130,7 @@ def writing(folder: Path, names: Sequence[str]) -> Iterator[None]:
     """Make a folder to write files of these names to; on an error, remove all of them.
 
     Raises:
-        UserError: the disk is full, or the folder may not be written to.
+        UserError: the disk is full, or the folder cannot be written to.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -157,7 +157,7 @@ def shown(text: str) -> str:
 
 
 def one_line(reason: Any) -> str:
-    """Return a library's message without line ends."""
+    """Return a library's message on one line."""
     return " ".join(str(reason).split())
 
 

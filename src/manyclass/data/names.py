@@ -12,7 +12,7 @@ class Names:
     """Class names, numbered in order of first appearance.
 
     Args:
-        names: of the first ids.
+        names: names of the first ids.
 
     Raises:
         ValueError: a name occurs twice.
@@ -54,7 +54,7 @@ class Names:
         return f"Names({len(self)})"
 
     def ids(self, label: str) -> int | None:
-        """Return the id of a label; None: it is unknown."""
+        """Return the id of a label, or None if it is unknown."""
         return self._ids.get(label)
 
     def add(self, label: str) -> int:
@@ -91,7 +91,7 @@ class Names:
 
 
 def label_fault(label: str) -> str | None:
-    """Return the fault of a label as the second half of a sentence; None: it is valid.
+    """Return the fault of a label as the second half of a sentence, or None.
 
     Example:
         >>> label_fault("cat"), label_fault("")

@@ -42,13 +42,13 @@ def open_rows(
     Args:
         path: the file.
         format: svmlight, csv, tsv, parquet, npz or npy. None: by its ending.
-        label: of tables: the column that holds the labels.
-        labels: of .npy and .npz: a .npy file with the label of each row.
-        zero_based: of svmlight: True if features count from 0. None: see `SvmlightReader`.
-        width: of tables with text: the number of features that words are hashed into.
-        schema: of a trained model: features are made in the same way, and a file with an unknown ending has the same
-            format. None: a new schema for these rows.
-        labelled: of tables, with a schema: True to read labels.
+        label: for tables: the column that holds the labels.
+        labels: for .npy and .npz: a .npy file with the label of each row.
+        zero_based: for svmlight: True if features count from 0. None: see `SvmlightReader`.
+        width: for tables with text: the number of features that words are hashed into.
+        schema: schema of a trained model: features are made in the same way, and a file with an unknown ending has the
+            same format. None: a new schema for these rows.
+        labelled: for tables, with a schema: True to read labels.
         name: the user's name for the file, for errors.
         progress: called with the bytes read and in total by a first pass, in formats that need one.
 
@@ -68,17 +68,17 @@ def open_rows(
     found = format or ENDINGS.get(format_ending(path)) or (None if schema is None else schema.format)
     if found not in FORMATS:
         what = f"ends in one of {', '.join(ENDINGS)}" if format is None else f"is one of {', '.join(FORMATS)}"
-        got = f"{path}; `format` says what it is" if format is None else repr(format)
+        got = f"{path}; or give `format`" if format is None else repr(format)
         raise UserError(f"`{name if format is None else 'format'}` must be of a format that {what}, got {got}")
     if found in _BINARY and path.suffix.lower() in COMPRESSED:
-        raise UserError(f"`{name}` must not be compressed once more: unpack {path}")
+        raise UserError(f"`{name}` must not be compressed a second time: decompress {path}")
     for option, given, formats in (
         ("label", label, TABLE_FORMATS),
         ("labels", labels, ("npy", "npz")),
         ("zero_based", zero_based, ("svmlight",)),
     ):
         if given is not None and found not in formats:
-            raise UserError(f"`{option}` must be left out but for {', '.join(formats)}, got {given} for {path}")
+            raise UserError(f"`{option}` must be left out except for {', '.join(formats)}, got {given} for {path}")
     if found == "svmlight":
         return SvmlightReader(path, zero_based=zero_based, schema=schema, name=name, progress=progress)
     if found in TABLE_FORMATS:

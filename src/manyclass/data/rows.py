@@ -13,8 +13,8 @@ from manyclass import _check
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
 
-_BLOCK_EXAMPLES = 1024  # contiguous on disk
-_SHUFFLE_EXAMPLES = 1 << 22  # shuffled in memory together
+_BLOCK_EXAMPLES = 1024  # read together, since they are contiguous on disk
+_SHUFFLE_EXAMPLES = 1 << 22  # shuffled together in memory
 
 Inputs = Tensor | dict[str, Tensor]
 
@@ -52,7 +52,7 @@ class Rows:
 
     @property
     def num_features(self) -> int:
-        """F."""
+        """The number of features, F."""
         return int(self.features.shape[1])
 
     @property
@@ -64,7 +64,7 @@ class Rows:
         """Return an encoder's input: a matrix [B, F]; for sparse rows a dict of columns, values, and starts of rows."""
         if isinstance(self.features, np.ndarray):
             return as_inputs(self.features[rows])
-        # By hand: SciPy's indexing copies all columns of a memory map whose starts have a wider dtype.
+        # Not by SciPy, whose indexing copies all columns of a memory map whose starts have a wider dtype.
         start = self.features.indptr
         begin = start[rows].astype(np.int64)
         number = start[rows + 1] - begin
@@ -115,14 +115,14 @@ class RowBatches:
     """Batches `(inputs, target, extras)` of rows for `Training`, each epoch in a different order.
 
     A row of n labels gives n examples of weight 1/n, and excludes its other labels as negatives of each. A row without
-    labels gives none.
+    labels gives no example.
 
     Args:
         rows: all rows.
-        size: of a batch.
-        seed: of the orders. None: the order of the rows.
+        size: examples in a batch.
+        seed: seed of the orders. None: the order of the rows.
         chosen: int64, ascending: the rows to use. None: all.
-        weight: float32 [N], of each row. None: 1.
+        weight: float32 [N], weight of each row. None: 1.
 
     Raises:
         ValueError: `size` is below 1.

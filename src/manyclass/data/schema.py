@@ -1,4 +1,4 @@
-"""The description of how a file becomes features, so that another file gives the same ones."""
+"""The description of how a file becomes features, so that other files become the same features."""
 
 import math
 from collections.abc import Mapping
@@ -19,9 +19,9 @@ class Column:
     """A column of a table that makes features.
 
     Args:
-        name: in its header.
+        name: name in the header.
         type: "number": one feature, (x − mean) / scale; "text": its words, hashed.
-        mean, scale: of numbers; a missing number counts as the mean.
+        mean, scale: for a number; a missing number counts as the mean.
     """
 
     name: str
@@ -35,13 +35,13 @@ class Schema:
     """A description of how a file becomes features.
 
     Args:
-        format: of the file, one of `FORMATS`.
+        format: format of the file, one of `FORMATS`.
         num_features: F. 0: unknown until all rows are read.
         sparse: True if rows are sparse.
-        zero_based: of svmlight: True if the first feature is 0, False if it is 1.
-        label: of tables: the column that holds the labels.
-        columns: of tables: those that make features.
-        width: of tables with text: the number of features that words are hashed into, after those of the numbers.
+        zero_based: for svmlight: True if the first feature is 0, False if it is 1.
+        label: for tables: the column that holds the labels.
+        columns: for tables: the columns that make features.
+        width: for tables with text: the number of features that words are hashed into, after those of the numbers.
 
     Example:
         >>> schema = Schema("svmlight", 10, sparse=True, zero_based=False)

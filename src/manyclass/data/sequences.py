@@ -19,8 +19,8 @@ from manyclass.errors import UserError
 
 Array = np.ndarray[Any, Any]
 
-_MIN_HELD_OUT_ITEMS = 3  # of a user some of whose items are held out
-# Items at the end of a user that are no input; the first of them is the target.
+_MIN_HELD_OUT_ITEMS = 3  # a user with fewer items has none held out
+# Items at the end of a user that are not input; the first of them is the target.
 _LAST_ITEMS = {"valid": 2, "test": 1, "next": 0}
 
 
@@ -29,15 +29,15 @@ class Sequences:
     """The items of each user in the order of time; ids of items go from frequent to rare.
 
     The last item of a user is the test target, the one before it the validation target, and all others are for
-    training. All items of a user of fewer than three are for training.
+    training. All items of a user with fewer than three are for training.
 
     Args:
-        items: int64 [N], those of all users, concatenated.
+        items: int64 [N], the items of all users, concatenated.
         starts: int64 [U + 1], the position of each user's first item.
-        item_names, user_names: of each id.
+        item_names, user_names: the name of each id.
         unknown: the number of lines left out because the model does not know their item.
-        last_unknown: bool [U], True where the last line of a user was left out, so that there is no test target. None:
-            of no user.
+        last_unknown: bool [U], True if the last line of the user was left out, so that there is no test target. None:
+            False for all.
 
     Example:
         >>> names = Names("abcd"), Names(["u", "v"])
@@ -84,16 +84,16 @@ class Sequences:
 
 
 class SequenceBatches:
-    """Batches `(inputs, target)` to train a recurrent encoder: each item is the target of those before it.
+    """Batches `(inputs, target)` to train a recurrent encoder: each item is the target of the items before it.
 
-    A user's items are cut into pieces of at most `length` steps, starting at the end. Inputs int64 [B, T], T that of
-    the longest piece; after the end of a piece inputs are 0 and targets −100, which losses ignore.
+    A user's items are cut into pieces of at most `length` steps, starting at the end. Inputs int64 [B, T], T the
+    length of the longest piece; after the end of a piece inputs are 0 and targets −100, which losses ignore.
 
     Args:
-        sequences: of all users.
+        sequences: items of all users.
         size: B.
-        length: of a piece, at most.
-        seed: of the orders, a different one each epoch. None: users in the order of their ids.
+        length: maximum steps of a piece.
+        seed: seed of the orders, a different one each epoch. None: users in the order of their ids.
 
     Raises:
         ValueError: `size` or `length` is below 1.
@@ -139,13 +139,13 @@ class LastBatches:
     int64 [B, E]: the user's other items before the target, padded with −1, for filtered ranking.
 
     Args:
-        sequences: of all users.
-        split: "valid": the target is the last item but one; "test": the last. Users of fewer than three items are left
-            out. "next": all items of every user are input, and the target is −100.
+        sequences: items of all users.
+        split: "valid": the target is the last item but one; "test": the last. Users with fewer than three items are
+            left out. "next": all items of every user are input, and the target is −100.
         size: B.
-        length: T, at most.
-        seen: True to return `seen`; else E is 0. A user of very many items makes a batch that wide.
-        limit: the number of users, at most, evenly spaced. None: all.
+        length: maximum T.
+        seen: True to return `seen`; else E is 0. A user with very many items makes a batch that wide.
+        limit: maximum number of users, evenly spaced. None: all.
 
     Attributes:
         users: int64, the users in the order of the batches.

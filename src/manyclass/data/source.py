@@ -17,7 +17,7 @@ def standard_library(*, files: int | None = None, min_count: int = 2, seed: int 
     Args:
         files: the number of files to read. None: all.
         min_count: occurrences for a token to be a class; the others are `<unk>`.
-        seed: of the choice of held-out files.
+        seed: seed of the choice of held-out files.
     """
     root = Path(sysconfig.get_paths()["stdlib"])
     paths = sorted(path for path in root.rglob("*.py") if not _NOT_SOURCE & set(path.relative_to(root).parts))
@@ -34,4 +34,4 @@ def _tokens(path: Path) -> list[str]:
         with tokenize.open(path) as file:
             return [token.string for token in tokenize.generate_tokens(file.readline) if token.string.strip()]
     except (SyntaxError, UnicodeDecodeError):
-        return []  # A few files are wrong on purpose.
+        return []  # A few files are invalid on purpose.

@@ -16,15 +16,15 @@ from manyclass.storage import atomic_write
 
 _DTYPES = {
     "features.bin": np.float32,  # dense rows [N, F]
-    "values.bin": np.float32,  # of sparse rows, concatenated,
-    "columns.bin": np.int32,  # their columns,
-    "starts.bin": np.int64,  # and the position of each row's first value
+    "values.bin": np.float32,  # values of sparse rows, concatenated
+    "columns.bin": np.int32,  # column of each value
+    "starts.bin": np.int64,  # position of each row's first value
     "labels.bin": np.int64,
     "label_starts.bin": np.int64,
 }
 _INDEX = "rows.json"
 _FORMAT = 1
-_INT32_ENTRIES = 2**31
+_INT32_ENTRIES = 2**31  # with fewer, starts are int32
 
 
 def spool(
@@ -35,14 +35,14 @@ def spool(
     Memory holds a chunk of rows and the names, whatever the file's size.
 
     Args:
-        reader: of the file.
-        folder: made if missing; rows already in it are replaced.
-        names: of the classes; new labels are added.
+        reader: reader of the file.
+        folder: created if missing; rows already in it are replaced.
+        names: names of the classes; new labels are added.
         progress: called with the bytes of the file read and in total.
         name: the user's name for the file, for errors.
 
     Raises:
-        UserError: the disk is full or may not be written to, the file cannot be read, has no labels, or fewer than
+        UserError: the disk is full or cannot be written to, the file cannot be read, has no labels, or fewer than
             two classes. Nothing is left in the folder.
 
     Example:
@@ -149,18 +149,18 @@ class _Files:
             "sparse": self._sparse,
             "several": self._several,
         }
-        # Last and atomic: where it is found, all other files are complete.
+        # Last and atomic: if it is there, all other files are complete.
         with atomic_write(self._folder / _INDEX) as temporary:
             temporary.write_text(json.dumps(index), encoding="utf-8")
 
     def _add(self, name: str, values: Any) -> None:
         if name not in self._open:
             self._open[name] = self._stack.enter_context((self._folder / name).open("wb"))
-        # Not by tofile, whose errors have no errno.
+        # Not with `tofile`, whose errors have no errno.
         self._open[name].write(np.ascontiguousarray(values, dtype=_DTYPES[name]).reshape(-1).data)
 
     def _narrow_starts(self) -> None:
-        """Convert starts to int32, the dtype of columns: where they differ, SciPy copies the narrower to memory."""
+        """Convert starts to int32, the dtype of columns: if they differ, SciPy copies the narrower to memory."""
         path = self._folder / "starts.bin"
         narrow = self._folder / "starts.bin.part"
         with path.open("rb") as old, narrow.open("wb") as new:

@@ -29,7 +29,7 @@ _SPACES = re.compile(rb"  +")
 
 @dataclass(frozen=True)
 class _Parsed:
-    """Rows of a block: their labels, the number of features of each, and all features, concatenated."""
+    """Rows of a block: labels and number of features of each, and all features, concatenated."""
 
     labels: list[tuple[str, ...]]
     number: list[int]
@@ -42,18 +42,18 @@ class SvmlightReader:
 
     A first line of three whole numbers, `N F L`, is a header: features count from 0, each is below F, and there are N
     rows. Without one, features count from 0 if a first pass finds a feature 0 anywhere, and else from 1. A row without
-    labels begins with a space or with a feature. Blank lines are ignored, except where they are needed to make N rows.
+    labels begins with a space or with a feature. Blank lines are ignored, unless they are needed to make N rows.
 
     Args:
         path: the file.
         zero_based: True if features count from 0. None: see above.
-        schema: of a trained model. None: a new one for these rows.
+        schema: schema of a trained model. None: a new one for these rows.
         name: the user's name for the file, for errors.
         progress: called with the bytes read and in total by the first pass.
 
     Raises:
-        UserError: the file cannot be read, or its header is impossible. `chunks` raises it for a line that is no row,
-            and if N or F is wrong.
+        UserError: the file cannot be read, or its header is impossible. `chunks` raises it for a line that is not a
+            row, and if N or F is wrong.
     """
 
     labelled = True
@@ -138,7 +138,7 @@ class SvmlightReader:
         return (self._num_features or MAX_FEATURES) - 1 + self._base
 
     def _parsed_carefully(self, block: Block, blanks: int) -> _Parsed:
-        """Parse as `_parsed_fast`, and name the line of the first fault."""
+        """Parse as `_parsed_fast` does, and name the line of the first fault."""
         labels: list[tuple[str, ...]] = []
         number: list[int] = []
         index: list[int] = []
@@ -184,7 +184,7 @@ class SvmlightReader:
 
 
 def _parsed_fast(data: bytes, blanks: int) -> _Parsed | None:
-    """Parse whole lines; blank ones count as rows among the first `blanks`. None: a careful parser is needed."""
+    """Parse whole lines; blank ones count as rows among the first `blanks`. None if a careful parser is needed."""
     if b"\t" in data:
         data = data.replace(b"\t", b" ")
     if b"#" in data:

@@ -18,12 +18,12 @@ from manyclass.data.names import label_fault
 from manyclass.data.schema import COLUMN_TYPES, Column, Schema
 from manyclass.errors import UserError
 
-WIDTH = 2**18
+WIDTH = 2**18  # features that words are hashed into
 LABELS = ("label", "target", "class", "y")  # default names of the label column
 _MISSING = {"", "na", "n/a", "nan", "null", "none"}
-_SAMPLE_ROWS = 10_000  # that types are inferred from
-_SAMPLE_BATCHES = 8  # at most, where rows are long
-_LISTED_COLUMNS = 20  # in an error
+_SAMPLE_ROWS = 10_000  # types are inferred from them
+_MAX_SAMPLE_BATCHES = 8  # reached before the rows if rows are long
+_LISTED_COLUMNS = 20  # named in an error
 
 
 class TableReader:
@@ -31,22 +31,22 @@ class TableReader:
 
     A column of numbers is one feature, standardised; a missing number (an empty cell, NA, NaN, null or none) counts as
     the mean. Any other column is text: its words in lower case are hashed. Types are inferred from the first 10,000
-    rows, or fewer where they are long; mean and deviation come from a first pass over all rows.
+    rows, or fewer if they are long; mean and deviation come from a first pass over all rows.
 
     Args:
         path: the file.
         format: "csv", "tsv" or "parquet".
         label: the column that holds the labels. None: the schema's, or label, target, class or y.
         width: the number of features that words are hashed into.
-        schema: of a trained model: its columns must be there, others are ignored, and labels may be missing. None: a
-            new one for these rows.
-        labelled: True to read labels, where there is a schema.
+        schema: schema of a trained model: its columns must exist, others are ignored, and labels may be missing. None:
+            a new one for these rows.
+        labelled: with a schema, True to read labels.
         name: the user's name for the file, for errors.
         progress: called with the bytes read and in total by the first pass.
 
     Raises:
-        UserError: the file cannot be read, or a column is missing. `chunks` raises it for a cell that is no number in a
-            column of numbers, a row without a label, and a row of another length than the header.
+        UserError: the file cannot be read, or a column is missing. `chunks` raises it for a cell that is not a number
+            in a column of numbers, a row without a label, and a row of another length than the header.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class TableReader:
         usual = {column.lower(): column for column in reversed(names)}
         found = next((usual[column] for column in LABELS if column in usual), None)
         if found is None:
-            self._fail(f"must have a column called {', '.join(LABELS)}, or `label` say which, got {self._listed()}")
+            self._fail(f"must have a column called {', '.join(LABELS)}, or one `label` names, got {self._listed()}")
         return found
 
     def _inferred(self, format: str, width: int, progress: ReadProgress | None) -> Schema:
@@ -118,7 +118,7 @@ class TableReader:
 
         names = [column for column in self._table.columns if column != self._label]
         if not names:
-            self._fail(f"must have a column beside its labels, got {self._listed()}")
+            self._fail(f"must have a column besides its labels, got {self._listed()}")
         for column in names:
             found = self._table.types.get(column, "text")
             if found not in COLUMN_TYPES:
@@ -128,7 +128,7 @@ class TableReader:
         for cells in batches:
             sample.append(cells)
             size += len(cells.places)
-            if size >= _SAMPLE_ROWS or len(sample) == _SAMPLE_BATCHES:
+            if size >= _SAMPLE_ROWS or len(sample) == _MAX_SAMPLE_BATCHES:
                 break
         if not size:
             self._fail("must hold rows, got none")
@@ -235,7 +235,7 @@ def _floats(cells: list[str]) -> "np.ndarray[Any, Any] | None":
 
 
 def _number(cell: str) -> float | None:
-    """Return the number of a cell; NaN: it is missing; None: it is no number."""
+    """Return the number in a cell, NaN if it is missing, or None if it is not a number."""
     if cell.strip().lower() in _MISSING:
         return math.nan
     try:

@@ -17,8 +17,8 @@ from manyclass.data.files import ReadProgress, find_by_stem, lines, writing
 from manyclass.errors import UserError
 
 UNKNOWN, END = "<unk>", "<eos>"
-_HELD_OUT_EVERY = 20  # run of lines, where no held-out text is given
-_RUN_LINES = 100  # held out together, since neighbouring lines are alike
+_HELD_OUT_EVERY = 20  # one run of lines in this many is held out, if no held-out text is given
+_RUN_LINES = 100  # lines held out together, since neighbouring lines are alike
 _FILES = ("train.bin", "held_out.bin")
 _WORDS = re.compile(r"\w+(?:['’]\w+)*|[^\w\s]")
 
@@ -53,13 +53,8 @@ def encode(train: Sequence[str], held_out: Sequence[str], *, min_count: int = 1,
     Args:
         train: tokens of the training text.
         held_out: tokens of the held-out text.
-        min_count: occurrences for a token to be a class.
+        min_count: occurrences in `train` for a token to be a class.
         source: a description of the origin.
-
-    Args:
-        train, held_out: tokens.
-        min_count: how often a token must occur in `train` to be a class.
-        source: what to call it.
 
     Example:
         >>> text = encode("a b a c".split(), "a d".split(), min_count=2)
@@ -95,8 +90,8 @@ def read_text(
 
     Args:
         path: a file; or a folder that holds `train.…` and `valid.…` or `test.…`.
-        held_out: a file. None: that of the folder, or every twentieth hundred lines of the only file; of a shorter
-            file, every twentieth part.
+        held_out: a file. None: the one in the folder; without a folder, every twentieth run of 100 lines, or of fewer
+            in a file below 2,000 lines.
         split: "spaces": tokens are separated by spaces; "words": tokens are runs of letters and digits, and every
             other mark.
         min_count: occurrences for a token to be a class.
@@ -105,8 +100,8 @@ def read_text(
         progress: called with the bytes read and in total, for each file.
 
     Raises:
-        UserError: a file is missing, cannot be read, is no UTF-8, holds no token, or changes while it is read; no token
-            occurs `min_count` times; the disk of `folder` is full.
+        UserError: a file is missing, cannot be read, is not UTF-8, holds no token, or changes while it is read; no
+            token occurs `min_count` times; the disk of `folder` is full.
     """
     _check.choice("split", split, tuple(SPLITS))
     _check.integer("min_count", min_count, 1)
@@ -124,14 +119,14 @@ def read_text(
         if size < 2:
             hint = ""
             if held_out is None and sizes[0] > 1:
-                hint = f"; of one file, a line in {_HELD_OUT_EVERY} is held out: a longer one does, or `held_out`"
+                hint = f"; one line in {_HELD_OUT_EVERY} is held out: give a longer file, or `held_out`"
             raise UserError(f"`{name}` must hold more than {size} tokens {purpose}, got {path}{hint}")
     vocabulary = _vocabulary(counts[0], min_count, any(token not in counts[0] for token in counts[1]))
     if not set(vocabulary) - {UNKNOWN, END}:
         most = max((n for token, n in counts[0].items() if token != END), default=0)
         raise UserError(
-            f"`min_count` must leave a token to predict, got {min_count}, and none is more often than {most:,} times "
-            f"in {path}"
+            f"`min_count` must leave a token to predict, got {min_count}, and no token occurs more often than {most:,} "
+            f"times in {path}"
         )
     del counts
     ids = {token: i for i, token in enumerate(vocabulary)}
@@ -146,7 +141,7 @@ def read_text(
                     break
                 parts[part].add(found)
             if [len(kept) for kept in parts] != sizes:
-                raise UserError(f"`{name}` must stay as it is while it is read, got other tokens at last in {path}")
+                raise UserError(f"`{name}` must stay as it is while it is read, got other tokens later in {path}")
             tensors = [kept.tensor() for kept in parts]
         finally:
             for kept in parts:
@@ -166,7 +161,7 @@ class _Passes:
     progress: ReadProgress | None
 
     def lines(self) -> Iterator[tuple[int, list[str]]]:
-        """Yield the text of each line, 0 for training and 1 for held-out, and its tokens."""
+        """Yield 0 for a line of the training text and 1 for a held-out line, and its tokens."""
         for i, line in enumerate(lines(self.train, name=self.name, progress=self.progress)):
             apart = self.run is not None and i // self.run % _HELD_OUT_EVERY == _HELD_OUT_EVERY // 2
             yield int(apart), [*self.split(line), END]
@@ -176,7 +171,7 @@ class _Passes:
 
 
 def _run(path: Path, name: str) -> int:
-    """Return the number of lines in a run, where no held-out text is given."""
+    """Return the number of lines in a run, if no held-out text is given."""
     number = sum(1 for _ in itertools.islice(lines(path, name=name), _RUN_LINES * _HELD_OUT_EVERY))
     return max(1, number // _HELD_OUT_EVERY)
 

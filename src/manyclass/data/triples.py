@@ -24,7 +24,7 @@ class KnownTails:
     """The true tails of each pair of head and relation, in CSR form.
 
     Args:
-        num_relations: reciprocal ones included; a pair's key is head · num_relations + relation.
+        num_relations: number of relations, with reciprocal ones; a pair's key is head · num_relations + relation.
         pair: int64 [P], the keys in ascending order.
         start: int64 [P + 1], the position of each pair's first tail.
         tail: int64 [N], ascending within a pair, without duplicates.
@@ -73,11 +73,11 @@ class KnownTails:
         """Return the other known tails [B, E] of the heads and relations of triples [B, 3], padded with -1.
 
         Args:
-            triples: [B, 3].
-            width: E, at least the greatest `number`. None: the greatest, which synchronises with the device.
+            triples: ids [B, 3].
+            width: E, at least the largest `number`. None: the largest, which synchronises with the device.
 
         Raises:
-            ValueError: `width` is below the greatest `number`.
+            ValueError: `width` is below the largest `number`.
         """
         begin, number = self._run(triples)
         if width is None:
@@ -129,7 +129,7 @@ class Triples:
 
     @property
     def num_relations(self) -> int:
-        """R, without reciprocal relations: with them there are 2R."""
+        """The number of relations, R; with reciprocal ones there are 2R."""
         return len(self.relations)
 
     def both_ways(self, triples: Tensor) -> Tensor:
@@ -158,13 +158,13 @@ def read_triples(
 
     Args:
         path: a training file; or a folder that holds `train.…`, and optionally `valid.…` and `test.…`.
-        valid: a file. None: that of the folder, if any.
-        test: a file. None: that of the folder, if any.
+        valid: a file. None: the one in the folder, if any.
+        test: a file. None: the one in the folder, if any.
         name: the user's name for the file, for errors.
         progress: called with the bytes read and in total, for each file.
 
     Raises:
-        UserError: a file is missing, cannot be read, is no UTF-8, or has a line that is no triple, or there is no
+        UserError: a file is missing, cannot be read, is not UTF-8, or has a line that is not a triple, or there is no
             training triple.
     """
     paths = {"train": path, "valid": valid, "test": test}

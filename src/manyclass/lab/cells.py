@@ -18,7 +18,7 @@ import torch
 
 from manyclass.storage import atomic_write
 
-SHUTDOWN_SECONDS = 10.0  # that an interrupted run waits for cells still being computed
+SHUTDOWN_SECONDS = 10.0  # an interrupted run waits this long for cells still being computed
 
 Settings = Mapping[str, Any]
 Compute = Callable[..., dict[str, Any]]

@@ -13,10 +13,7 @@ from manyclass import registry
 from manyclass.heads import ClassHead, HierarchicalHead
 from manyclass.lab.objectives import AdaptedImportance, TaylorInverse, UpperBound
 from manyclass.lab.problem import DIM, NUM_CLASSES, NUM_EXAMPLES, K, Minibatches, Problem, paper_problem
-from manyclass.objectives import (
-    LogisticRanking,
-    Objective,
-)
+from manyclass.objectives import LogisticRanking, Objective
 from manyclass.samplers import Bernoulli, Exhaustive, Importance, Sampler, Systematic, WithExplicit
 from manyclass.training import Callback, Training
 

@@ -23,7 +23,7 @@
     return [...band, line];
   });
 
-  // Label 2 and 5 too only where the axis spans few powers of ten, because labels would overlap.
+  // Label 2 and 5 too only if the axis spans few powers of ten; on longer axes the labels would overlap.
   const ticks = (values) => {
     const logs = values.filter((value) => value > 0).map(Math.log10);
     return { dtick: logs.length > 0 && Math.max(...logs) - Math.min(...logs) > 2.5 ? 1 : "D2" };

@@ -1,24 +1,24 @@
-"""The digest of a safetensors file: SHA-256 of the whole file, in whose header its 64 digits count as zeros."""
+"""The digest of a safetensors file: SHA-256 of the file with zeros for the 64 digits of the digest in its header."""
 
 import hashlib
 import re
 from typing import BinaryIO
 
-NO_DIGEST = "0" * 64  # stands in the header until the file is complete
+NO_DIGEST = "0" * 64  # the header has it until the file is complete
 CHUNK_BYTES = 1 << 22
 _MAX_HEADER_BYTES = 100_000_000  # the library's limit
 _DIGEST = re.compile(rb'\\"digest\\":\\"([0-9a-f]{64})\\"')
 
 
 class RefusedError(Exception):
-    """The reason for not reading a file, as the end of a sentence."""
+    """Refusal to read a file; its message is the second half of a sentence."""
 
 
 def read_header(file: BinaryIO, size: int) -> bytes:
     """Read the bytes of a file of this size up to its first tensor.
 
     Raises:
-        RefusedError: they are cut off, or of another format.
+        RefusedError: the header is cut off, or the file has another format.
     """
     start = file.read(9)
     if not start:

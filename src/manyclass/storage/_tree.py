@@ -1,7 +1,7 @@
 """Trees of plain data and tensors as JSON that names the tensors.
 
 JSON's values stand for themselves. A type that JSON lacks is an object with one key: {"dict": [[key, value], ...]},
-{"tuple": [...]}, {"tensor": name}, {"float": "inf"}, {"int": "0x..."} (beyond 64 bits, which not every reader has).
+{"tuple": [...]}, {"tensor": name}, {"float": "inf"}, {"int": "0x..."} (beyond 64 bits, which some readers lack).
 """
 
 import json
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# By the names of the safetensors format.
+# Keys are the names in the safetensors format.
 DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -54,7 +54,7 @@ class Packing:
         """Return the tree as JSON, and add its tensors to `tensors`.
 
         Raises:
-            TypeError: a value is neither plain data nor a dense tensor, or a key is no str or int.
+            TypeError: a value is neither plain data nor a dense tensor, or a key is not a str or int.
             ValueError: the tree is nested too deeply, as one that contains itself is.
         """
         text = json.dumps(self._node(content, ()), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
@@ -113,7 +113,8 @@ def unpack(data: bytes, tensor: Callable[[str], Tensor]) -> dict[str, Any]:
         ValueError: `Packing` does not write such JSON; the message says why.
     """
     try:
-        content = _value(json.loads(data.decode("utf-8", "surrogatepass")), tensor, 0)
+        text = data.decode("utf-8", "surrogatepass")
+        content = _value(json.loads(text, object_pairs_hook=unique_keys), tensor, 0)
     except RecursionError:
         raise ValueError("its JSON is nested too deeply") from None
     except (UnicodeDecodeError, json.JSONDecodeError):
@@ -121,6 +122,18 @@ def unpack(data: bytes, tensor: Callable[[str], Tensor]) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ValueError("its JSON does not begin with a dict")
     return content
+
+
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Build an object of JSON, which by default keeps the last of equal keys.
+
+    Raises:
+        ValueError: a key occurs twice.
+    """
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("its JSON has a key twice")
+    return found
 
 
 def _value(node: Any, tensor: Callable[[str], Tensor], depth: int) -> Any:

@@ -63,8 +63,8 @@ def _kept(target: Path, keep: Path | None, second: Path) -> Iterator[None]:
     """Move the file at `target` on entry to `keep` on exit.
 
     The old file gets a second name first, which becomes `keep` only when the new file is in place. So at every moment
-    `target` is a whole file, old or new; and a damaged `target` does not cost the file at `keep` before the new one is
-    there.
+    `target` is a whole file, old or new; and if `target` is damaged, the file at `keep` stays until the new one is in
+    place.
     """
     if keep is None or not target.exists():
         yield
@@ -89,7 +89,7 @@ def _reason(path: Path, error: OSError, done: bool) -> UserError:
 
 @contextlib.contextmanager
 def _temporary_folder(path: Path) -> Iterator[Path]:
-    """Make a folder with a unique name beside a path, and remove it with all it holds on exit."""
+    """Make a folder with a unique name next to a path, and remove it with its content on exit."""
     folder = path.with_name(f"{path.name}.tmp-{os.getpid()}-{next(_NUMBERS)}")
     _IN_USE.add(folder.name)
     try:

@@ -27,10 +27,11 @@ from manyclass.storage._digest import (
     started_digest,
     write_digest,
 )
-from manyclass.storage._tree import DTYPES, Packing, unpack
+from manyclass.storage._tree import DTYPES, Packing, unique_keys, unpack
 from manyclass.storage.atomic import atomic_write
 
 _FORMAT = 2
+_MAX_REASON_CHARACTERS = 300  # a file may have names of any length
 _TREE = "content.json"  # the tensor that holds the tree, since headers must stay small
 _METADATA = "manyclass"  # a single key, since the library writes several in random order
 _ERROR_NUMBER = re.compile(r"os error (\d+)")
@@ -134,7 +135,7 @@ def load(path: Path, *, content_type: str) -> dict[str, Any]:
         file.outline()
         digest = started_digest(file.header)
         tensors = {}
-        # In the order of the file, whose bytes are the tensors' without gaps: the library has checked that.
+        # In the order of the file, where the library has found no gaps: the digest covers every byte.
         for name in file.tensors.offset_keys():
             tensors[name] = file.read(name)
             digest.update(tensors[name].reshape(-1).view(torch.uint8).numpy().data)
@@ -205,16 +206,17 @@ class _File:
 
 @contextlib.contextmanager
 def _opened(path: Path, content_type: str) -> Iterator[_File]:
-    """Open a file of this content type, and turn what is wrong with it into a message."""
+    """Open a file of this content type, and turn every fault into a UserError."""
     try:
         # Opening a pipe would wait for a writer.
         if not stat.S_ISREG(path.stat().st_mode):
             raise RefusedError("it is no file")
-        # Read, not memory-mapped: tensors own their memory, and a file cut short while it is read is an error, where a
-        # memory map would end the process.
+        # Tensors are read, not memory-mapped: they own their memory, and a file cut off while it is read is an error,
+        # whereas a memory map would end the process. The library maps the file only to read the header again.
         with path.open("rb") as raw:
             header = read_header(raw, os.fstat(raw.fileno()).st_size)
             with safetensors.safe_open(path, "pt", backend="pread") as tensors:
+                _check_header(header)
                 _accept(tensors.metadata() or {}, content_type)
                 if not os.path.samestat(os.fstat(raw.fileno()), path.stat()):
                     raise RefusedError("it was replaced while it was opened: read it again")
@@ -226,10 +228,18 @@ def _opened(path: Path, content_type: str) -> Iterator[_File]:
     except MemoryError:
         raise UserError(f"cannot read {path}: it needs more memory than there is") from None
     except SafetensorError as error:
-        reason = " ".join(str(error).removeprefix("Error while deserializing header: ").split())
-        raise UserError(f"cannot read {path}: it is cut off or damaged: {reason[:200]}") from None
+        text = " ".join(str(error).removeprefix("Error while deserializing header: ").split())
+        raise UserError(f"cannot read {path}: it is cut off or damaged: {text[:_MAX_REASON_CHARACTERS]}") from None
     except RefusedError as reason:
-        raise UserError(f"cannot read {path}: {reason}") from None
+        raise UserError(f"cannot read {path}: {str(reason)[:_MAX_REASON_CHARACTERS]}") from None
+
+
+def _check_header(header: bytes) -> None:
+    """Refuse a name that occurs twice, of which the library would take the last."""
+    try:
+        json.loads(header[8:], object_pairs_hook=unique_keys)
+    except ValueError as error:
+        raise RefusedError(f"it is damaged: {error}") from None
 
 
 def _accept(metadata: Mapping[str, str], content_type: str) -> None:
@@ -243,7 +253,7 @@ def _accept(metadata: Mapping[str, str], content_type: str) -> None:
     except (ValueError, RecursionError, KeyError, TypeError):
         version = found = None
     if type(version) is not int:
-        raise RefusedError("it is damaged: its format has no number")
+        raise RefusedError("it is damaged: its metadata has no format number")
     if version > _FORMAT:
         raise RefusedError(
             f"it was written by a newer version, format {version}; this one reads format {_FORMAT}: upgrade manyclass"

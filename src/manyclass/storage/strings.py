@@ -16,7 +16,7 @@ def pack_strings(strings: Sequence[str]) -> dict[str, Tensor]:
         strings: any strings; lone surrogates are kept.
 
     Raises:
-        TypeError: an element is no str.
+        TypeError: an element is not a str.
 
     Example:
         >>> pack_strings(["the", "", "of"])["ends"]
@@ -39,8 +39,8 @@ def unpack_strings(packed: Mapping[str, Tensor]) -> list[str]:
     """Return the strings given to `pack_strings`.
 
     Raises:
-        TypeError: an entry is missing or no tensor.
-        ValueError: dtypes, shapes or ends cannot come from `pack_strings`, or the bytes are no UTF-8.
+        TypeError: an entry is missing or not a tensor.
+        ValueError: dtypes, shapes or ends cannot come from `pack_strings`, or the bytes are not UTF-8.
     """
     data, ends = (_check.tensor(f"packed[{name!r}]", packed.get(name)) for name in ("bytes", "ends"))
     if (data.dtype, data.dim(), ends.dtype, ends.dim()) != (torch.uint8, 1, torch.int64, 1):

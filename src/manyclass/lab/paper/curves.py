@@ -59,7 +59,7 @@ class Curves:
                 MEASURES[measure][0],
                 "iteration",
                 MEASURES[measure][1],
-                # Exact training has no distance from itself.
+                # Exact training has no bias against itself.
                 [self._curve(label, measure) for label in labels if (label, measure) != ("exact", "bias_exact")],
             )
             for measure in measures

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import asdict
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -173,7 +174,7 @@ def _gamma(head: ClassHead, hidden: Tensor, target: Tensor, generator: torch.Gen
 def _claims(found: list[dict[str, Any]], ranges: dict[str, list[Spread]]) -> tuple[Claim, ...]:
     inside, outside, errors_in, errors_out = (
         {
-            label: Spread.of([min(r[label][m]) if m.startswith("sign") else _mean(r[label][m]) for r in found])
+            label: Spread.of([min(r[label][m]) if m.startswith("sign") else fmean(r[label][m]) for r in found])
             for label in NORMALISATION
         }
         for m in MEASURES
@@ -216,7 +217,3 @@ def _claims(found: list[dict[str, Any]], ranges: dict[str, list[Spread]]) -> tup
             "" if nearer else "Not for every seed and every sampler.",
         ),
     )
-
-
-def _mean(values: list[float]) -> float:
-    return math.fsum(values) / len(values)

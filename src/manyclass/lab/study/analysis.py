@@ -22,7 +22,7 @@ class Analysis:
         self.results = results
         self.designs: list[str] = results["settings"]["designs"]
         self.ks: list[int] = sorted({row["k"] for row in results["errors"]})
-        self._times = {(row["design"], row["k"]): row["step_ms"] + row["upkeep_ms"] for row in results["times"]}
+        self._times = {(row["design"], row["k"]): row["step_ms"] + row["rebuild_ms"] for row in results["times"]}
 
     def measured_ks(self, design: str) -> list[int]:
         """Return the values of k at which a design was measured."""

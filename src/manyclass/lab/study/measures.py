@@ -20,12 +20,12 @@ from manyclass.lab.study.model import (
     loss_columns,
     train_model,
 )
+from manyclass.lab.study.rebuilds import rebuild_jobs
 from manyclass.lab.study.reference import load_reference
-from manyclass.lab.study.upkeep import upkeep_jobs
 from manyclass.optim import RowAdagrad
 
 TIMED_BATCH_SIZE = 1024
-LEARNING_STEPS = 1000  # before the error of a learning sampler is measured
+LEARNING_STEPS = 1000  # made before the error of a learning sampler is measured
 TIMING_ROUNDS, TIMED_STEPS, WARM_UP_STEPS = 7, 8, 3
 
 
@@ -94,12 +94,12 @@ def step_times(
     counts = class_counts(train, num_classes)
     samplers = [DESIGNS[design](counts, k) for design, k in contenders]
     times: list[list[float]] = [[] for _ in contenders]
-    upkeep = []
+    rebuilds = []
     for sampler in samplers:
         head.use(sampler)
         step(0)
-        jobs = upkeep_jobs(sampler)
-        upkeep.append(sum(statistics.median(_seconds_of(run, device) for _ in range(3)) / every for run, every in jobs))
+        jobs = rebuild_jobs(sampler)
+        rebuilds.append(sum(statistics.median(_seconds(run, device) for _ in range(3)) / every for run, every in jobs))
     for _ in range(TIMING_ROUNDS):
         for sampler, found in zip(samplers, times, strict=True):
             # `use` would rebuild the sampler, which knows the class vectors already.
@@ -107,16 +107,16 @@ def step_times(
             for number in range(WARM_UP_STEPS):
                 step(number)
             for number in range(TIMED_STEPS):
-                found.append(_seconds_of(lambda number=number: step(number), device))  # type: ignore[misc]
+                found.append(_seconds(lambda number=number: step(number), device))  # type: ignore[misc]
     return {
         "contenders": contenders,
         "step_ms": [1000 * statistics.median(found) for found in times],
-        "upkeep_ms": [1000 * seconds for seconds in upkeep],
+        "rebuild_ms": [1000 * seconds for seconds in rebuilds],
         "gflops": _matmul_gflops(device),
     }
 
 
-def _seconds_of(run: Callable[[], object], device: str) -> float:
+def _seconds(run: Callable[[], object], device: str) -> float:
     _synchronize(device)
     start = time.perf_counter()
     run()
@@ -132,5 +132,5 @@ def _synchronize(device: str) -> None:
 def _matmul_gflops(device: str) -> float:
     """Measure GFLOP/s of the matrix product in a step with k = 1024."""
     a, b = torch.randn(TIMED_BATCH_SIZE, DIM, device=device), torch.randn(DIM, 1024, device=device)
-    seconds = statistics.median(_seconds_of(lambda: a @ b, device) for _ in range(50))
+    seconds = statistics.median(_seconds(lambda: a @ b, device) for _ in range(50))
     return 2 * TIMED_BATCH_SIZE * DIM * 1024 / seconds / 1e9

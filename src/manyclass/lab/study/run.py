@@ -171,8 +171,8 @@ def study(
         contenders = [(design, each) for design in names for each in measured_ks(design, ks)]
         (timed,) = runner.map(step_times, [{**exact[0], "contenders": contenders}], unkeyed=unkeyed)
     times = [
-        {"design": design, "k": each, "step_ms": step, "upkeep_ms": upkeep}
-        for (design, each), step, upkeep in zip(timed["contenders"], timed["step_ms"], timed["upkeep_ms"], strict=True)
+        {"design": design, "k": each, "step_ms": step, "rebuild_ms": build}
+        for (design, each), step, build in zip(timed["contenders"], timed["step_ms"], timed["rebuild_ms"], strict=True)
     ]
     results = {
         "text": {

@@ -1,12 +1,12 @@
-"""The periodic work of samplers, to be timed apart from their steps."""
+"""The periodic rebuilds of samplers, to be timed apart from their steps."""
 
 from collections.abc import Callable
 
 from manyclass.samplers import Clustered, Learned, Nearest, Sampler, Systematic
 
 
-def upkeep_jobs(sampler: Sampler) -> list[tuple[Callable[[], None], int]]:
-    """Return each periodic job of a sampler with the number of steps between two runs of it."""
+def rebuild_jobs(sampler: Sampler) -> list[tuple[Callable[[], None], int]]:
+    """Return each part of a sampler's periodic rebuilds with the number of steps between two runs of it."""
     jobs: list[tuple[Callable[[], None], int]] = []
     if isinstance(sampler, Learned | Clustered | Nearest):
         jobs.append((sampler.refresh, sampler.every))
