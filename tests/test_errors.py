@@ -136,7 +136,7 @@ REFUSED = {
     "set alone of unknown size": (
         lambda: WithExplicit(None, torch.tensor([1])),
         ValueError,
-        r"`num_classes` must be given where `sampler` is None, got None",
+        r"`num_classes` must be given if `sampler` is None, got None",
     ),
     "explicit set of another size": (
         lambda: WithExplicit(Importance(ONES, 2), "batch", num_classes=9),
