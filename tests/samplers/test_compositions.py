@@ -205,11 +205,11 @@ def test_learned_draws_no_class_of_a_fixed_explicit_set():
 
 def test_a_sampler_without_the_life_cycle_is_refused():
     class Half(torch.nn.Module):
-        num_classes, device = C, None
+        num_classes, device, learns = C, None, False
 
         def draw(self, target, exclude, *, hidden, generator): ...
 
-    message = r"`sampler` must have the methods of samplers.Sampler, got a Half without 'attach'"
+    message = r"`sampler` must have the members of samplers.Sampler, got a Half without 'attach'"
     with pytest.raises(TypeError, match=message):
         ClassHead(D, C, sampler=Half())
     with pytest.raises(TypeError, match=message):

@@ -233,7 +233,7 @@ class ClassHead(nn.Module):
         """Draw with this sampler from now on; the head's class vectors are attached to it.
 
         Raises:
-            TypeError: it lacks a method of `samplers.Sampler`.
+            TypeError: it lacks a member of `samplers.Sampler`.
             ValueError: it has another number of classes.
         """
         check_life_cycle(sampler)

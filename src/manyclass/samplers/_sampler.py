@@ -159,11 +159,11 @@ def no_learning(self: Sampler, observation: Observation) -> None:
 
 
 def check_life_cycle(sampler: Sampler) -> None:
-    """Raise TypeError unless the sampler has every method of the life cycle."""
-    for name in ("attach", "advance", "draw", "observe", "refresh", "resize"):
-        if not callable(getattr(sampler, name, None)):
+    """Raise TypeError unless the sampler has every member of the life cycle."""
+    for name in ("learns", "attach", "advance", "draw", "observe", "refresh", "resize"):
+        if not hasattr(sampler, name):
             raise TypeError(
-                f"`sampler` must have the methods of samplers.Sampler, got a {type(sampler).__name__} without {name!r}"
+                f"`sampler` must have the members of samplers.Sampler, got a {type(sampler).__name__} without {name!r}"
             )
 
 
