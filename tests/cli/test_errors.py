@@ -133,7 +133,7 @@ def test_a_bad_option_of_fit_is_one_line(monkeypatch, capsys, tmp_path, argument
     ("arguments", "message"),
     [
         (["fit"], "Missing option '--out'"),
-        (["fit", "--out", "m"], "`DATA` must be given: the file to learn from"),
+        (["fit", "--out", "m"], "`DATA` must be given: the file to train on"),
         (["fit", "none.svm", "--out", "m"], "`data` must be a file that can be read, got none.svm: No such file"),
         (["fit", "none", "--out", "m"], "`data` must be of a format that ends in one of .svm"),
         (["fit", "none", "--text", "--out", "m"], "`data` must be a file that can be read, got none: No such file"),

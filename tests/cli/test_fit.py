@@ -16,7 +16,7 @@ from tests.cli.command import FLAGS, fit, options, run
 from tests.tasks import problems
 from tests.tasks.problems import KINDS, SETTINGS, Interrupts, files, same_state, to_evaluate
 
-ASKED = {
+QUERIES = {
     "features": "1:1\n2:1 30:0.5\n",
     "text": "w00 w01\nw05\n",
     "sequences": "ann\tw00\nann\tw01\nben\tw05\n",
@@ -60,9 +60,9 @@ def test_from_a_file_to_predictions(tmp_path, capsys, kind):
     for path in moved.iterdir():
         if path.name != "best.safetensors":
             path.unlink()
-    asked = tmp_path / f"asked{ENDING.get(kind, '.txt')}"
-    asked.write_text(ASKED[kind])
-    assert run("predict", moved, asked, "--top", 3) == 0
+    queries = tmp_path / f"queries{ENDING.get(kind, '.txt')}"
+    queries.write_text(QUERIES[kind])
+    assert run("predict", moved, queries, "--top", 3) == 0
     rows = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
     assert [row[0] for row in rows] == SHOWN[kind]
     for row in rows:
@@ -229,7 +229,7 @@ def test_unknown_labels_are_reported_as_left_out(trained, tmp_path, capsys):
     data = tmp_path / "more.svm"
     data.write_text("w00 1:1\nunicorn 2:1\nw01 3:1\n")
     assert run("evaluate", out, data) == 0
-    assert "1 of 3 rows left out: without a label, or with one that is not known" in capsys.readouterr().out
+    assert "1 of 3 rows are left out: their labels are missing or unknown" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -17,7 +17,7 @@ from tests.tasks import problems
 from tests.tasks.problems import CLASSES
 
 
-def ask(folder, content, name="asked.txt"):
+def write_queries(folder, content, name="queries.txt"):
     path = folder / name
     path.write_text(content)
     return path
@@ -39,10 +39,10 @@ def copied(trained, tmp_path):
 
 def test_columns_and_objects_say_the_same(trained, tmp_path, capsys):
     done, out, _ = trained("features")
-    asked = ask(tmp_path, "1:1\n5:1\n", "asked.svm")
-    assert run("predict", out, asked, "--top", 4) == 0
+    queries = write_queries(tmp_path, "1:1\n5:1\n", "queries.svm")
+    assert run("predict", out, queries, "--top", 4) == 0
     rows = answers(capsys)
-    assert run("predict", out, asked, "--top", 4, "--json") == 0
+    assert run("predict", out, queries, "--top", 4, "--json") == 0
     found = objects(capsys)
     assert [row[0] for row in rows] == [each["example"] for each in found] == ["0", "1"]
     assert [row[1::2] for row in rows] == [each["classes"] for each in found]
@@ -59,16 +59,16 @@ def test_columns_and_objects_say_the_same(trained, tmp_path, capsys):
 
 def test_probabilities_may_be_left_out(trained, tmp_path, capsys):
     _, out, _ = trained("features")
-    asked = ask(tmp_path, "1:1\n", "asked.svm")
-    assert run("predict", out, asked, "--probabilities", "none", "--top", 3) == 0
+    queries = write_queries(tmp_path, "1:1\n", "queries.svm")
+    assert run("predict", out, queries, "--probabilities", "none", "--top", 3) == 0
     assert len(answers(capsys)[0]) == 1 + 3
-    assert run("predict", out, asked, "--probabilities", "none", "--top", 3, "--json") == 0
+    assert run("predict", out, queries, "--probabilities", "none", "--top", 3, "--json") == 0
     assert set(objects(capsys)[0]) == {"example", "classes"}
 
 
 def test_there_are_no_more_answers_than_classes(trained, tmp_path, capsys):
     _, out, _ = trained("features")
-    assert run("predict", out, ask(tmp_path, "1:1\n", "asked.svm"), "--top", 1000, "--json") == 0
+    assert run("predict", out, write_queries(tmp_path, "1:1\n", "queries.svm"), "--top", 1000, "--json") == 0
     (found,) = objects(capsys)
     assert len(set(found["classes"])) == CLASSES
     assert sum(found["probabilities"]) == pytest.approx(1, abs=1e-5)
@@ -77,13 +77,13 @@ def test_there_are_no_more_answers_than_classes(trained, tmp_path, capsys):
 def test_items_of_a_user_are_predicted_only_with_seen(trained, tmp_path, capsys):
     _, out, _ = trained("sequences")
     has = [f"w{i:02}" for i in range(0, CLASSES, 2)]
-    asked = ask(tmp_path, "".join(f"ann\t{item}\n" for item in has) + "ben\tw01\n")
-    assert run("predict", out, asked, "--top", CLASSES, "--json") == 0
+    queries = write_queries(tmp_path, "".join(f"ann\t{item}\n" for item in has) + "ben\tw01\n")
+    assert run("predict", out, queries, "--top", CLASSES, "--json") == 0
     ann, ben = objects(capsys)
     assert sorted(ann["classes"]) == [f"w{i:02}" for i in range(1, CLASSES, 2)]
     assert "w01" not in ben["classes"]
     assert len(ben["classes"]) == CLASSES - 1
-    assert run("predict", out, asked, "--top", CLASSES, "--json", "--seen") == 0
+    assert run("predict", out, queries, "--top", CLASSES, "--json", "--seen") == 0
     kept = objects(capsys)
     assert [len(each["classes"]) for each in kept] == [CLASSES, CLASSES]
     # Probabilities are over all items in both cases.
@@ -94,7 +94,7 @@ def test_items_of_a_user_are_predicted_only_with_seen(trained, tmp_path, capsys)
 @pytest.mark.parametrize("option", ["--seen", "--unseen"])
 def test_seen_is_refused_for_text(trained, tmp_path, capsys, option):
     _, out, _ = trained("text")
-    assert run("predict", out, ask(tmp_path, "w00\n"), option) == 2
+    assert run("predict", out, write_queries(tmp_path, "w00\n"), option) == 2
     assert capsys.readouterr().err == f"manyclass: `{option}` must be left out for text\n"
 
 
@@ -107,10 +107,10 @@ def test_known_tails_are_predicted_unless_unseen_is_given(trained, tmp_path, cap
     heads = {head for head, relation, tail in triples if (relation, tail) == ("plus 1", "w05")}
     assert known
     assert heads
-    asked = ask(tmp_path, "w05\tplus 1\n?\tplus 1\tw05\n")
-    assert run("predict", out, asked, "--top", CLASSES, "--json") == 0
+    queries = write_queries(tmp_path, "w05\tplus 1\n?\tplus 1\tw05\n")
+    assert run("predict", out, queries, "--top", CLASSES, "--json") == 0
     assert [len(each["classes"]) for each in objects(capsys)] == [CLASSES, CLASSES]
-    assert run("predict", out, asked, "--top", CLASSES, "--json", "--unseen") == 0
+    assert run("predict", out, queries, "--top", CLASSES, "--json", "--unseen") == 0
     tail, head = (set(each["classes"]) for each in objects(capsys))
     everything = {f"w{i:02}" for i in range(CLASSES)}
     assert tail == everything - known
@@ -120,8 +120,8 @@ def test_known_tails_are_predicted_unless_unseen_is_given(trained, tmp_path, cap
 def test_every_user_has_a_line(trained, tmp_path, capsys):
     """There are more users than fit into a batch."""
     _, out, _ = trained("sequences")
-    asked = ask(tmp_path, "".join(f"u{user}\tw{user % CLASSES:02}\n" for user in range(600)))
-    assert run("predict", out, asked, "--top", 1, "--json") == 0
+    queries = write_queries(tmp_path, "".join(f"u{user}\tw{user % CLASSES:02}\n" for user in range(600)))
+    assert run("predict", out, queries, "--top", 1, "--json") == 0
     found = objects(capsys)
     assert [each["example"] for each in found] == [f"u{user}" for user in range(600)]
     # Users of the same item get the same prediction, whatever their position.
@@ -133,8 +133,8 @@ def test_every_user_has_a_line(trained, tmp_path, capsys):
 
 def test_a_question_mark_stands_for_a_head_or_a_tail(trained, tmp_path, capsys):
     _, out, _ = trained("triples")
-    asked = ask(tmp_path, "w05\tplus 1\nw05\tplus 1\t?\n?\tplus 1\tw05\n")
-    assert run("predict", out, asked, "--top", 2, "--json") == 0
+    queries = write_queries(tmp_path, "w05\tplus 1\nw05\tplus 1\t?\n?\tplus 1\tw05\n")
+    assert run("predict", out, queries, "--top", 2, "--json") == 0
     tail, same, head = objects(capsys)
     assert tail["classes"] == same["classes"]
     assert "w06" in tail["classes"]
@@ -142,15 +142,15 @@ def test_a_question_mark_stands_for_a_head_or_a_tail(trained, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("kind", "asked"), [("text", ["w00 w01", "w05"]), ("triples", ["w05\tplus 1", "?\tplus 1\tw05"])]
+    ("kind", "queries"), [("text", ["w00 w01", "w05"]), ("triples", ["w05\tplus 1", "?\tplus 1\tw05"])]
 )
-def test_lines_of_the_standard_input_are_answered_as_they_come(trained, tmp_path, capsys, kind, asked):
+def test_lines_of_the_standard_input_are_answered_as_they_come(trained, tmp_path, capsys, kind, queries):
     _, out, _ = trained(kind)
-    assert run("predict", out, ask(tmp_path, "\n".join(asked) + "\n")) == 0
+    assert run("predict", out, write_queries(tmp_path, "\n".join(queries) + "\n")) == 0
     expected = capsys.readouterr().out.splitlines()
     command = [sys.executable, "-m", "manyclass", "predict", str(out), "-"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        for line, answer in zip(asked, expected, strict=True):
+        for line, answer in zip(queries, expected, strict=True):
             process.stdin.write(line + "\n")
             process.stdin.flush()
             # This would hang if the first line waited for the second.
@@ -163,7 +163,7 @@ def test_lines_of_the_standard_input_are_answered_as_they_come(trained, tmp_path
 def test_a_dash_is_the_standard_input(trained, tmp_path, capsys, monkeypatch, kind):
     _, out, _ = trained(kind)
     content, format_ = {"text": ("w00 w01\nw05\n", []), "features": ("1:1\n2:1\n", ["--format", "svmlight"])}[kind]
-    assert run("predict", out, ask(tmp_path, content, "asked.svm"), *format_) == 0
+    assert run("predict", out, write_queries(tmp_path, content, "queries.svm"), *format_) == 0
     expected = capsys.readouterr().out
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content.encode())))
     assert run("predict", out, "-", *format_) == 0
@@ -172,23 +172,23 @@ def test_a_dash_is_the_standard_input(trained, tmp_path, capsys, monkeypatch, ki
 
 def test_answers_may_go_into_a_file(trained, tmp_path, capsys):
     _, out, _ = trained("text")
-    asked, file = ask(tmp_path, "w00 w01\nw05\n"), tmp_path / "answers.tsv"
-    assert run("predict", out, asked) == 0
+    queries, file = write_queries(tmp_path, "w00 w01\nw05\n"), tmp_path / "answers.tsv"
+    assert run("predict", out, queries) == 0
     expected = capsys.readouterr().out
-    assert run("predict", out, asked, "--out", file) == 0
+    assert run("predict", out, queries, "--out", file) == 0
     assert capsys.readouterr().out == ""
     assert file.read_text() == expected
 
 
 def test_an_old_output_file_stays_if_an_example_cannot_be_read(trained, tmp_path, capsys):
     _, out, _ = trained("triples")
-    asked, file = ask(tmp_path, "w05\tplus 1\n" * 300 + "horse\tplus 1\n"), tmp_path / "answers.tsv"
+    queries, file = write_queries(tmp_path, "w05\tplus 1\n" * 300 + "horse\tplus 1\n"), tmp_path / "answers.tsv"
     file.write_text("those of yesterday\n")
-    assert run("predict", out, asked, "--out", file) == 2
+    assert run("predict", out, queries, "--out", file) == 2
     assert "got 'horse" in capsys.readouterr().err
     assert file.read_text() == "those of yesterday\n"
-    assert problems.files(tmp_path) == ["answers.tsv", "asked.txt"]
-    assert run("predict", out, asked, "--out", tmp_path / "none" / "answers.tsv") == 2
+    assert problems.files(tmp_path) == ["answers.tsv", "queries.txt"]
+    assert run("predict", out, queries, "--out", tmp_path / "none" / "answers.tsv") == 2
     error = capsys.readouterr().err
     assert error.startswith(f"manyclass: cannot save {tmp_path / 'none' / 'answers.tsv'}: there is no folder")
 
@@ -196,17 +196,17 @@ def test_an_old_output_file_stays_if_an_example_cannot_be_read(trained, tmp_path
 def test_an_index_is_made_once_and_again_for_another_model(copied, tmp_path, capsys):
     pytest.importorskip("faiss")
     out = copied("text")
-    asked = ask(tmp_path, "".join(f"w{i:02} w{(2 * i + 1) % CLASSES:02}\n" for i in range(CLASSES)))
+    queries = write_queries(tmp_path, "".join(f"w{i:02} w{(2 * i + 1) % CLASSES:02}\n" for i in range(CLASSES)))
     made, expected = [], None
     for attempt in range(2):
-        assert run("predict", out, asked, "--index", "--recall", 1.0) == 0
+        assert run("predict", out, queries, "--index", "--recall", 1.0) == 0
         found, output = capsys.readouterr()
         made.append("recall@5" in output)
         expected = expected or found
         assert found == expected, attempt
     assert made == [True, False]
     # A larger k or recall than it was tuned for builds the index again.
-    assert run("predict", out, asked, "--index", "--recall", 1.0, "--top", 7) == 0
+    assert run("predict", out, queries, "--index", "--recall", 1.0, "--top", 7) == 0
     assert "recall@7" in capsys.readouterr().err
     content = tasks.open_model(out)
     with torch.no_grad():
@@ -214,20 +214,20 @@ def test_an_index_is_made_once_and_again_for_another_model(copied, tmp_path, cap
     from manyclass import storage
 
     storage.save(out / "best.safetensors", content.content(), content_type="model")
-    assert run("predict", out, asked, "--index", "--recall", 1.0, "--top", 7) == 0
+    assert run("predict", out, queries, "--index", "--recall", 1.0, "--top", 7) == 0
     assert "recall@7" in capsys.readouterr().err
     (out / "index.safetensors").write_bytes(b"nothing of the kind")
-    assert run("predict", out, asked, "--index", "--recall", 1.0, "--top", 7) == 0
+    assert run("predict", out, queries, "--index", "--recall", 1.0, "--top", 7) == 0
     assert "recall@7" in capsys.readouterr().err
 
 
 def test_an_index_that_finds_all_gives_the_exact_answers(copied, tmp_path, capsys):
     pytest.importorskip("faiss")
     out = copied("text")
-    asked = ask(tmp_path, "".join(f"w{i:02}\n" for i in range(CLASSES)))
-    assert run("predict", out, asked, "--json") == 0
+    queries = write_queries(tmp_path, "".join(f"w{i:02}\n" for i in range(CLASSES)))
+    assert run("predict", out, queries, "--json") == 0
     exact = objects(capsys)
-    assert run("predict", out, asked, "--json", "--index", "--recall", 1.0) == 0
+    assert run("predict", out, queries, "--json", "--index", "--recall", 1.0) == 0
     found = objects(capsys)
     assert [each["classes"] for each in found] == [each["classes"] for each in exact]
     for one, other in zip(found, exact, strict=True):
@@ -237,25 +237,25 @@ def test_an_index_that_finds_all_gives_the_exact_answers(copied, tmp_path, capsy
 def test_estimated_probabilities_carry_an_error(copied, tmp_path, capsys):
     pytest.importorskip("faiss")
     out = copied("text")
-    asked = ask(tmp_path, "".join(f"w{i:02}\n" for i in range(CLASSES)))
-    assert run("predict", out, asked, "--json") == 0
+    queries = write_queries(tmp_path, "".join(f"w{i:02}\n" for i in range(CLASSES)))
+    assert run("predict", out, queries, "--json") == 0
     exact = objects(capsys)
-    assert run("predict", out, asked, "--json", "--index", "--probabilities", "estimated", "--draws", 6) == 0
+    assert run("predict", out, queries, "--json", "--index", "--probabilities", "estimated", "--draws", 6) == 0
     found = objects(capsys)
     assert all(math.isfinite(each["log_error"]) and each["log_error"] >= 0 for each in found)
     # With so few classes all are summed exactly.
     for one, other in zip(found, exact, strict=True):
         assert one["probabilities"][0] == pytest.approx(other["probabilities"][0], rel=0.05)
-    assert run("predict", out, asked, "--index", "--probabilities", "estimated") == 0
+    assert run("predict", out, queries, "--index", "--probabilities", "estimated") == 0
     assert all(len(row) == 1 + 2 * 5 for row in answers(capsys))
 
 
 def test_one_example_is_too_few_to_tune_an_index_on(copied, tmp_path, capsys):
     pytest.importorskip("faiss")
-    out, asked = copied("text"), ask(tmp_path, "w00\n")
-    assert run("predict", out, asked, "--index") == 2
+    out, queries = copied("text"), write_queries(tmp_path, "w00\n")
+    assert run("predict", out, queries, "--index") == 2
     error = capsys.readouterr().err
-    assert error == f"manyclass: `data` must hold at least 2 examples to tune an index on, got {asked}\n"
+    assert error == f"manyclass: `data` must hold at least 2 examples to tune an index on, got {queries}\n"
 
 
 @pytest.mark.parametrize("ignored", [False, True])
@@ -278,8 +278,8 @@ def test_sigterm_ends_a_command_that_waits_for_lines(trained, ignored):
 
 def test_a_closed_pipe_ends_predict_quietly(trained, tmp_path):
     _, out, _ = trained("text")
-    asked = ask(tmp_path, "w00\n" * 20_000)
-    command = [sys.executable, "-m", "manyclass", "predict", str(out), str(asked)]
+    queries = write_queries(tmp_path, "w00\n" * 20_000)
+    command = [sys.executable, "-m", "manyclass", "predict", str(out), str(queries)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout.readline().startswith("w00\t")
         process.stdout.close()
@@ -291,10 +291,10 @@ def test_data_without_labels_is_enough(trained, tmp_path, capsys):
     """The same rows get the same predictions with labels or without."""
     _, out, _ = trained("features")
     rows = (trained("features")[2]).read_text().splitlines()[:5]
-    assert run("predict", out, ask(tmp_path, "\n".join(rows) + "\n", "labelled.svm")) == 0
+    assert run("predict", out, write_queries(tmp_path, "\n".join(rows) + "\n", "labelled.svm")) == 0
     expected = capsys.readouterr().out
     bare = "\n".join(row.split(" ", 1)[1] for row in rows) + "\n"
-    assert run("predict", out, ask(tmp_path, bare, "bare.svm")) == 0
+    assert run("predict", out, write_queries(tmp_path, bare, "bare.svm")) == 0
     assert capsys.readouterr().out == expected
 
 
@@ -313,13 +313,13 @@ def animals(tmp_path):
 
 
 def test_labels_to_be_filled_in_may_be_missing(animals, tmp_path, capsys):
-    asked = ask(tmp_path, "weight,says,label\n1,meow,\n2,moo,a\tcow\n", "asked.csv")
-    assert run("predict", animals, asked, "--json", "--top", 1) == 0
+    queries = write_queries(tmp_path, "weight,says,label\n1,meow,\n2,moo,a\tcow\n", "queries.csv")
+    assert run("predict", animals, queries, "--json", "--top", 1) == 0
     assert [each["classes"] for each in objects(capsys)] == [["a cat"], ["a\tcow"]]
 
 
 def test_a_name_is_one_cell(animals, tmp_path, capsys):
-    assert run("predict", animals, ask(tmp_path, "weight,says\n2,moo\n", "asked.csv"), "--top", 2) == 0
+    assert run("predict", animals, write_queries(tmp_path, "weight,says\n2,moo\n", "queries.csv"), "--top", 2) == 0
     ((_, name, chance, *others),) = answers(capsys)
     assert name == "a cow"
     assert 0 < float(chance) <= 1
@@ -338,8 +338,8 @@ def test_the_standard_input_is_of_the_format_that_the_model_knows(animals, tmp_p
 
 def test_items_and_users_that_are_left_out_are_reported(trained, tmp_path, capsys):
     _, out, _ = trained("sequences")
-    asked = ask(tmp_path, "ann w00\nghost nosuch\nben nosuch\nben w03\n")
-    assert run("predict", out, asked, "--json") == 0
+    queries = write_queries(tmp_path, "ann w00\nghost nosuch\nben nosuch\nben w03\n")
+    assert run("predict", out, queries, "--json") == 0
     output = capsys.readouterr()
     assert [json.loads(line)["example"] for line in output.out.splitlines()] == ["ann", "ben"]
     said = "left out: 2 lines of items that the model does not know, and 1 users without other items"
@@ -348,7 +348,7 @@ def test_items_and_users_that_are_left_out_are_reported(trained, tmp_path, capsy
 
 def test_lines_before_a_faulty_one_are_answered(trained, tmp_path, capsys):
     _, out, _ = trained("triples")
-    assert run("predict", out, ask(tmp_path, "w05\tplus 1\nzzz\tplus 1\nw06\tplus 1\n"), "--top", 1) == 2
+    assert run("predict", out, write_queries(tmp_path, "w05\tplus 1\nzzz\tplus 1\nw06\tplus 1\n"), "--top", 1) == 2
     output = capsys.readouterr()
     assert output.out.startswith("w05 plus 1\t")
     assert output.out.count("\n") == 1

@@ -143,9 +143,9 @@ def test_labels_of_two_kinds_are_refused_and_nothing_is_lost(labels, others):
     X = np.eye(2)
     model = ManyClassClassifier(random_state=0).partial_fit(X, labels)
     before = model.predict_proba(X)
-    with pytest.raises(ValueError, match="`y` must hold labels of the kind there are"):
+    with pytest.raises(ValueError, match="`y` must hold labels of the same type as before"):
         model.partial_fit(X, others)
-    with pytest.raises(ValueError, match="`classes` must hold labels of the kind there are"):
+    with pytest.raises(ValueError, match="`classes` must hold labels of the same type as before"):
         model.partial_fit(X, labels, classes=others)
     np.testing.assert_array_equal(model.predict_proba(X), before)
 
@@ -197,9 +197,9 @@ def test_another_learning_rate_counts_from_the_next_call():
 def test_large_integers_are_not_taken_for_floats():
     X, y = gaussian(10, 300)
     model = ManyClassClassifier(random_state=0, max_epochs=1).fit(X, y + 2**60)
-    with pytest.raises(ValueError, match="`y` must hold labels of the kind there are, int64, got float64"):
+    with pytest.raises(ValueError, match="`y` must hold labels of the same type as before, int64, got float64"):
         model.partial_fit(X, y.astype(float))
-    with pytest.raises(ValueError, match="`labels` must hold labels of the kind there are"):
+    with pytest.raises(ValueError, match="`labels` must hold labels of the same type as before"):
         model.log_prob_of(X, (y + 2**60).astype(float))
     small = ManyClassClassifier(random_state=0, max_epochs=1).fit(X, y)
     assert np.array_equal(small.log_prob_of(X, y.astype(float)), small.log_prob_of(X, y))

@@ -55,7 +55,7 @@ def test_all_that_is_predicted_agrees(fruit):
 def test_predictions_do_not_depend_on_the_block_size(fruit, monkeypatch):
     model, X, y = fruit
     whole = model.predict_proba(X), model.predict_top(X, 2)[1], model.log_prob_of(X, y)
-    monkeypatch.setattr(_learner, "ROWS", 7)
+    monkeypatch.setattr(_learner, "BATCH_ROWS", 7)
     parts = model.predict_proba(X), model.predict_top(X, 2)[1], model.log_prob_of(X, y)
     for part, all_at_once in zip(parts, whole, strict=True):
         np.testing.assert_allclose(part, all_at_once, rtol=1e-9)
@@ -74,7 +74,7 @@ def test_probabilities_of_all_classes_are_refused_where_they_would_not_fit(fruit
     model, X, y = fruit
     monkeypatch.setattr(_memory, "MOST_NUMBERS", 1000)
     message = (
-        r"`X` must have at most 200 rows where each of 5 classes is asked for, got 300: "
+        r"`X` must have at most 200 rows to return each of 5 classes, got 300: "
         r"300 × 5 numbers take 0\.0 GiB\. "
         r"Use predict_top\(X, k\) or log_prob_of\(X, labels\), or at most 200 rows at a time"
     )
@@ -107,7 +107,7 @@ def test_a_label_that_was_never_seen_is_named(fruit):
     model, X, _ = fruit
     with pytest.raises(ValueError, match=r"`labels` must hold classes .* got 'kiwi' at position 1"):
         model.log_prob_of(X[:3], ["fig", "kiwi", "date"])
-    with pytest.raises(ValueError, match="`labels` must hold labels of the kind there are"):
+    with pytest.raises(ValueError, match="`labels` must hold labels of the same type as before"):
         model.log_prob_of(X[:3], [1, 2, 3])
     with pytest.raises(ValueError, match="`labels` must have length 3, as `X` has rows, got 2"):
         model.log_prob_of(X[:3], ["fig", "fig"])
@@ -174,7 +174,7 @@ def test_pipelines_and_searches_take_it(n_jobs):
     assert search.best_estimator_.predict_proba(X).shape == (240, 5)
 
 
-def test_fits_on_threads_do_not_meet():
+def test_fits_on_threads_do_not_interfere():
     X, y = gaussian(40, 400)
     models = [ManyClassClassifier(k=10, max_epochs=5, random_state=i) for i in range(4)]
     threads = [threading.Thread(target=model.fit, args=(X, y)) for model in models]
@@ -187,7 +187,7 @@ def test_fits_on_threads_do_not_meet():
 
 
 @pytest.mark.machine
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the system does not report memory use")
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the system does not show the memory of a process")
 def test_a_sparse_matrix_is_never_made_dense():
     """A new process measures the peak memory of this fit; the dense matrix would take 4 GB."""
     script = """
@@ -199,7 +199,7 @@ def held(name):
     (line,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(name)]
     return int(line.split()[1]) * 1024
 
-# Imports and the build of kernels do not count.
+# Memory for imports and compilation does not count.
 X, y = words(50, 500, features=5000)
 ManyClassClassifier(k=20, max_epochs=1, rank=4).fit(X, y).predict(X)
 X, y = words(2000, 10_000, features=100_000)

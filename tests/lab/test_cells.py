@@ -87,6 +87,7 @@ def nap(*, seconds):
     return {}
 
 
+@pytest.mark.machine
 def test_an_interruption_waits_for_a_long_cell_only_briefly(tmp_path, monkeypatch):
     monkeypatch.setattr(cells_module, "SHUTDOWN_SECONDS", 0.5)
 

@@ -12,7 +12,7 @@ from manyclass.errors import UserError
 from tests.tasks import problems
 from tests.tasks.problems import SETTINGS, fit
 
-KIND = tasks.TASKS["features"]
+TASK = tasks.TASKS["features"]
 
 
 def write(folder, content, name="rows.svm"):
@@ -28,8 +28,8 @@ def two_labels(folder):
 
 
 def read(folder, data, **options):
-    settings = SETTINGS["features"].over(KIND.defaults)
-    return KIND.read(tasks.Source(data, **options), settings, folder / "spool")
+    settings = SETTINGS["features"].over(TASK.defaults)
+    return TASK.read(tasks.Source(data, **options), settings, folder / "spool")
 
 
 def test_labels_of_a_row_are_an_example_each_of_weight_one_together(tmp_path):
@@ -51,7 +51,7 @@ def test_labels_of_a_row_are_no_negatives_of_each_other(tmp_path):
     assert done.measured.loss < 0.1
     assert done.measured.metrics["accuracy"] == 1.0
     assert done.measured.examples == pytest.approx(6)
-    batches, _ = KIND.evaluation_batches(tasks.open_model(out).spec, tasks.Source(tmp_path / "rows.svm"))
+    batches, _ = TASK.evaluation_batches(tasks.open_model(out).spec, tasks.Source(tmp_path / "rows.svm"))
     measured = tasks.measure(done.model, batches)
     assert measured.examples == pytest.approx(120)
     assert measured.loss < 0.1
@@ -60,7 +60,7 @@ def test_labels_of_a_row_are_no_negatives_of_each_other(tmp_path):
 def test_rows_of_unknown_labels_are_left_out_and_counted(trained, tmp_path):
     done, _, _ = trained("features")
     data = write(tmp_path, "w00 1:1\nunicorn 2:1\nw01,unicorn 3:1\n 4:1\nw02,w03 5:1\n")
-    batches, _ = KIND.evaluation_batches(done.model.spec, tasks.Source(data))
+    batches, _ = TASK.evaluation_batches(done.model.spec, tasks.Source(data))
     measured = tasks.measure(done.model, batches)
     assert measured.examples == pytest.approx(2)
     assert (batches.rows, batches.unknown) == (5, 3)
@@ -72,14 +72,14 @@ def test_rows_of_unknown_labels_are_left_out_and_counted(trained, tmp_path):
 
 def test_only_unknown_labels_are_an_error(trained, tmp_path):
     done, _, _ = trained("features")
-    batches, _ = KIND.evaluation_batches(done.model.spec, tasks.Source(write(tmp_path, "unicorn 1:1\n")))
+    batches, _ = TASK.evaluation_batches(done.model.spec, tasks.Source(write(tmp_path, "unicorn 1:1\n")))
     with pytest.raises(UserError, match="`data` must hold examples of classes that the model knows, got none"):
         tasks.measure(done.model, batches)
 
 
 def test_features_that_the_model_does_not_have_are_refused(trained, tmp_path):
     done, _, _ = trained("features")
-    batches, _ = KIND.evaluation_batches(done.model.spec, tasks.Source(write(tmp_path, "w00 1:1\nw00 900:1\n")))
+    batches, _ = TASK.evaluation_batches(done.model.spec, tasks.Source(write(tmp_path, "w00 1:1\nw00 900:1\n")))
     with pytest.raises(UserError, match=r"must have indices of at most 32 .*as the model has.*, got 900 in line 2 of"):
         tasks.measure(done.model, batches)
 
@@ -153,7 +153,7 @@ def test_every_format_is_trained_on_evaluated_and_predicted(tmp_path, name):
         options = {"label": "animal"}
     settings = replace(SETTINGS["features"], epochs=12, learning_rate=0.5)
     done, _ = fit("features", tmp_path, data=path, settings=settings, **options)
-    batches, _ = KIND.evaluation_batches(done.model.spec, tasks.Source(path, **options))
+    batches, _ = TASK.evaluation_batches(done.model.spec, tasks.Source(path, **options))
     assert tasks.measure(done.model, batches).metrics["accuracy"] > 0.9
     answers = [answer.names[0] for answer in tasks.predict(done.model, tasks.Source(path), number=1)]
     assert np.mean(np.array(answers) == names) > 0.9
@@ -165,8 +165,8 @@ def test_words_of_a_table_say_what_it_is(tmp_path):
     data = write(tmp_path, "says,animal\n" + "\n".join(rows) + "\n", "says.csv")
     settings = replace(SETTINGS["features"], epochs=8, rank=8)
     _, out = fit("features", tmp_path, data=data, settings=settings, label="animal")
-    asked = write(tmp_path, "says\nquack quack\na woof\n", "asked.csv")
-    answers = tasks.predict(tasks.open_model(out), tasks.Source(asked), number=1)
+    queries = write(tmp_path, "says\nquack quack\na woof\n", "queries.csv")
+    answers = tasks.predict(tasks.open_model(out), tasks.Source(queries), number=1)
     assert [answer.names for answer in answers] == [("duck",), ("dog",)]
 
 

@@ -41,8 +41,8 @@ CHANGES = {
         "head.bias is not finite",
     ),
     "model": (lambda s: s["model"]["parameters"].pop("head.bias"), "parameters of such a model: head.bias"),
-    "layers": (lambda s: s["model"]["settings"].update(layers=900), "not the parameters of such a model"),
-    "size": (lambda s: s["model"]["settings"].update(dim=10**6), "not the parameters of such a model"),
+    "layers": (lambda s: s["model"]["settings"].update(layers=900), "not have the parameters of such a model"),
+    "size": (lambda s: s["model"]["settings"].update(dim=10**6), "not have the parameters of such a model"),
     "split": (lambda s: s["model"]["config"].update(split="letters"), "`split` must be one of"),
 }
 

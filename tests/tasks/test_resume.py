@@ -323,7 +323,7 @@ def test_a_training_is_resumed_on_its_device(tmp_path):
     (out / "fit.json").write_text(json.dumps(with_digest(manifest)))
     with pytest.raises(UserError, match="`device` must be one that torch finds here, got 'cuda:77'"):
         tasks.resume(out, options=OPTIONS)
-    message = "`device` must be left out, or of the kind it was when the training began, cuda:77, got cpu"
+    message = "`device` must be left out, or of the type it was when the training began, cuda:77, got cpu"
     with pytest.raises(UserError, match=message):
         tasks.resume(out, options=replace(OPTIONS, device="cpu"))
 

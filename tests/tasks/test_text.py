@@ -11,7 +11,7 @@ from manyclass.errors import UserError
 from manyclass.tasks import text
 from manyclass.tasks.text import ContextWindows, Segments
 
-KIND = tasks.TASKS["text"]
+TASK = tasks.TASKS["text"]
 CONTEXT_TOKENS = 64
 
 
@@ -72,7 +72,7 @@ def test_a_text_is_measured_as_a_loop_over_its_tokens_does(trained):
     ids, unknown = text._number(done.model.spec, data / "valid.txt")
     assert unknown == 0
     losses, ranks = loop(done.model, ids, text._start(done.model.names))
-    batches, about = KIND.evaluation_batches(done.model.spec, tasks.Source(data / "valid.txt"))
+    batches, about = TASK.evaluation_batches(done.model.spec, tasks.Source(data / "valid.txt"))
     measured = tasks.measure(done.model, batches)
     assert about == (f"valid.txt: {len(ids):,} tokens",)
     assert measured.examples == len(ids) - 1
@@ -90,7 +90,7 @@ def test_a_window_of_context_changes_the_perplexity_little(trained):
     with torch.no_grad():
         whole = done.model.encoder(torch.cat([torch.tensor([text._start(done.model.names)]), ids]).unsqueeze(0))
         exact = done.model.head.exact_loss(whole[0, 1:-1], ids[1:]).item()
-    batches, _ = KIND.evaluation_batches(done.model.spec, tasks.Source(data / "valid.txt"))
+    batches, _ = TASK.evaluation_batches(done.model.spec, tasks.Source(data / "valid.txt"))
     assert tasks.measure(done.model, batches).loss == pytest.approx(exact, rel=5e-3)
 
 
@@ -138,7 +138,7 @@ def test_unknown_tokens_are_left_out_and_reported(trained, tmp_path):
     done, _, _ = trained("text")
     path = tmp_path / "new.txt"
     path.write_text("w00 unicorn w01\nhorse\n")
-    batches, about = KIND.evaluation_batches(done.model.spec, tasks.Source(path))
+    batches, about = TASK.evaluation_batches(done.model.spec, tasks.Source(path))
     assert about == ("new.txt: 4 tokens, and 2 that the model does not know are left out",)
     assert tasks.measure(done.model, batches).examples == 3
 
@@ -147,11 +147,11 @@ def test_unknown_tokens_count_as_unk_if_there_is_such_a_class(tmp_path):
     train, held_out = tmp_path / "train.txt", tmp_path / "new.txt"
     train.write_text("a b a b c\n" * 20)
     held_out.write_text("a unicorn b\n" * 4)
-    settings = tasks.Settings(epochs=1, dim=4, length=5).over(KIND.defaults)
-    task = KIND.read(tasks.Source(train, held_out=held_out), settings, tmp_path / "ids")
+    settings = tasks.Settings(epochs=1, dim=4, length=5).over(TASK.defaults)
+    task = TASK.read(tasks.Source(train, held_out=held_out), settings, tmp_path / "ids")
     assert "<unk>" in list(task.spec.names)
     model = tasks.train(task, tmp_path / "model", tasks.RunOptions()).model
-    batches, about = KIND.evaluation_batches(model.spec, tasks.Source(held_out))
+    batches, about = TASK.evaluation_batches(model.spec, tasks.Source(held_out))
     assert about == ("new.txt: 16 tokens, and 4 that the model does not know count as <unk>",)
     assert tasks.measure(model, batches).examples == 15
 
@@ -162,23 +162,23 @@ def test_a_text_of_one_token_is_refused(trained, tmp_path):
     for content, number in (("\n", 1), ("", 0)):
         path.write_text(content)
         with pytest.raises(UserError, match=f"at least 2 tokens that the model knows, got {number} in"):
-            KIND.evaluation_batches(done.model.spec, tasks.Source(path))
+            TASK.evaluation_batches(done.model.spec, tasks.Source(path))
 
 
 def test_the_next_token_of_a_line_is_predicted(trained, tmp_path):
     done, _, _ = trained("text")
-    path = tmp_path / "asked.txt"
+    path = tmp_path / "queries.txt"
     path.write_text("w00 w01\n\nw05 unicorn w11 w23\n" + "w00 " * 1000 + "\n")
-    (asked,) = KIND.predict_batches(done.model.spec, tasks.Source(path), size=10, seen=True)
+    (queries,) = TASK.predict_batches(done.model.spec, tasks.Source(path), size=10, seen=True)
     start, names = text._start(done.model.names), done.model.names
     known = [names.ids(name) for name in ("w00", "w01", "w05", "w11", "w23")]
-    assert asked.shown[:3] == ["w00 w01", "", "w05 unicorn w11 w23"]
-    rows = [row[: last + 1] for row, last in zip(asked.inputs["ids"].tolist(), asked.inputs["last"], strict=True)]
+    assert queries.shown[:3] == ["w00 w01", "", "w05 unicorn w11 w23"]
+    rows = [row[: last + 1] for row, last in zip(queries.inputs["ids"].tolist(), queries.inputs["last"], strict=True)]
     assert rows[:3] == [[start, *known[:2]], [start], [start, *known[2:]]]
     # Only the end of a long line is used.
     assert rows[3] == [known[0]] * 256
     sizes = [
         len(questions.shown)
-        for questions in KIND.predict_batches(done.model.spec, tasks.Source(path), size=3, seen=True)
+        for questions in TASK.predict_batches(done.model.spec, tasks.Source(path), size=3, seen=True)
     ]
     assert sizes == [3, 1]

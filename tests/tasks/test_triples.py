@@ -8,21 +8,21 @@ from manyclass.errors import UserError
 from manyclass.tasks.triples import TripleBatches
 from tests.tasks.problems import SETTINGS, write_triples
 
-KIND = tasks.TASKS["triples"]
+TASK = tasks.TASKS["triples"]
 
 
 def lines(path):
     return [tuple(line.split("\t")) for line in path.read_text().splitlines()]
 
 
-def slow(model, asked, known):
+def slow(model, queries, known):
     """Return filtered ranks of tails and heads, by complex arithmetic."""
     entities = torch.complex(*model.encoder.entities.weight.detach().double().chunk(2, 1))
     relations = torch.complex(*model.encoder.relations.weight.detach().double().chunk(2, 1))
     names, kinds = model.names, list(model.spec.config["relations"])
     ranks = []
     for backwards in (False, True):
-        for head, relation, tail in asked:
+        for head, relation, tail in queries:
             given, wanted = (tail, head) if backwards else (head, tail)
             row = relations[kinds.index(relation) + (len(kinds) if backwards else 0)]
             scores = (entities[names.ids(given)] * row * entities.conj()).sum(1).real
@@ -39,7 +39,7 @@ def test_ranks_of_a_folder_are_filtered_by_all_of_it_both_ways(trained):
     done, _, data = trained("triples")
     parts = {part: lines(data / f"{part}.txt") for part in ("train", "valid", "test")}
     ranks = slow(done.model, parts["test"], [triple for part in parts.values() for triple in part])
-    batches, about = KIND.evaluation_batches(done.model.spec, tasks.Source(data))
+    batches, about = TASK.evaluation_batches(done.model.spec, tasks.Source(data))
     measured = tasks.measure(done.model, batches)
     assert about == ("graph: 10 test triples, each both ways, ranks filtered",)
     assert measured.examples == len(ranks) == 20
@@ -53,7 +53,7 @@ def test_a_file_is_filtered_by_itself_and_by_the_training_triples(trained):
     parts = {part: lines(data / f"{part}.txt") for part in ("train", "valid", "test")}
     model = tasks.open_model(out)
     ranks = slow(model, parts["test"], [triple for part in parts.values() for triple in part])
-    batches, about = KIND.evaluation_batches(model.spec, tasks.Source(data / "test.txt"))
+    batches, about = TASK.evaluation_batches(model.spec, tasks.Source(data / "test.txt"))
     assert about == ("test.txt: 10 triples, each both ways, ranks filtered",)
     assert tasks.measure(done.model, batches).metrics["MRR"] == pytest.approx(sum(1 / rank for rank in ranks) / 20)
 
@@ -88,7 +88,7 @@ def test_ranks_of_held_out_triples_are_filtered_too(trained):
 
 def test_training_goes_both_ways_and_counts_both_ends(tmp_path):
     data = write_triples(tmp_path)
-    task = KIND.read(tasks.Source(data), SETTINGS["triples"].over(KIND.defaults), tmp_path / "none")
+    task = TASK.read(tasks.Source(data), SETTINGS["triples"].over(TASK.defaults), tmp_path / "none")
     names, kinds = task.spec.names, task.spec.config["relations"]
     seen = set()
     for pairs, tails in ((pairs, tails) for pairs, tails, _ in task.train):
@@ -106,10 +106,10 @@ def test_training_goes_both_ways_and_counts_both_ends(tmp_path):
 
 def test_of_a_file_alone_one_triple_in_twenty_is_held_out(tmp_path):
     data = write_triples(tmp_path) / "train.txt"
-    task = KIND.read(tasks.Source(data), SETTINGS["triples"].over(KIND.defaults), tmp_path / "none")
+    task = TASK.read(tasks.Source(data), SETTINGS["triples"].over(TASK.defaults), tmp_path / "none")
     assert sum(len(tails) for _, tails, _ in task.held_out(None)) == 2 * 5
     assert sum(len(tails) for _, tails, _ in task.train) == 2 * 95
-    again = KIND.read(tasks.Source(data), SETTINGS["triples"].over(KIND.defaults), tmp_path / "none")
+    again = TASK.read(tasks.Source(data), SETTINGS["triples"].over(TASK.defaults), tmp_path / "none")
     assert torch.equal(task.spec.counts, again.spec.counts)
 
 
@@ -131,24 +131,24 @@ def test_unknown_entities_and_relations_are_left_out_and_reported(trained, tmp_p
     done, _, _ = trained("triples")
     path = tmp_path / "new.txt"
     path.write_text("w00\tplus 1\tw01\nw00\tplus 1\tunicorn\nw00\trides\tw01\n")
-    batches, about = KIND.evaluation_batches(done.model.spec, tasks.Source(path))
+    batches, about = TASK.evaluation_batches(done.model.spec, tasks.Source(path))
     output = "; 2 of entities or relations that the model does not know are left out"
     assert about[0].endswith(output)
     assert tasks.measure(done.model, batches).examples == 2
     path.write_text("horse\tplus 1\tunicorn\n")
     with pytest.raises(UserError, match="`data` must hold triples that the model knows, got 1 of others in"):
-        KIND.evaluation_batches(done.model.spec, tasks.Source(path))
+        TASK.evaluation_batches(done.model.spec, tasks.Source(path))
 
 
 def test_a_line_leaves_the_tail_or_the_head_open(trained, tmp_path):
     done, _, _ = trained("triples")
-    path = tmp_path / "asked.txt"
+    path = tmp_path / "queries.txt"
     path.write_text("w03\tplus 2\nw03\tplus 2\t?\n?\tplus 2\tw03\n")
-    (asked,) = KIND.predict_batches(done.model.spec, tasks.Source(path), size=9, seen=True)
+    (queries,) = TASK.predict_batches(done.model.spec, tasks.Source(path), size=9, seen=True)
     entity, kinds = done.model.names.ids("w03"), list(done.model.spec.config["relations"])
     relation = kinds.index("plus 2")
-    assert asked.inputs.tolist() == [[entity, relation], [entity, relation], [entity, relation + len(kinds)]]
-    assert asked.shown == path.read_text().splitlines()
+    assert queries.inputs.tolist() == [[entity, relation], [entity, relation], [entity, relation + len(kinds)]]
+    assert queries.shown == path.read_text().splitlines()
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ def test_a_line_leaves_the_tail_or_the_head_open(trained, tmp_path):
 )
 def test_a_line_that_leaves_nothing_open_is_named(trained, tmp_path, line, message):
     done, _, _ = trained("triples")
-    path = tmp_path / "asked.txt"
+    path = tmp_path / "queries.txt"
     path.write_text(f"w03\tplus 2\n{line}\n")
     with pytest.raises(UserError, match=f"`data` must hold {message}.* in line 2 of"):
-        list(KIND.predict_batches(done.model.spec, tasks.Source(path), size=9, seen=True))
+        list(TASK.predict_batches(done.model.spec, tasks.Source(path), size=9, seen=True))

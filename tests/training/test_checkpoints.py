@@ -15,7 +15,7 @@ from tests.storage.trees import same
 from tests.training.killed import Setting, timeless
 from tests.training.problems import Recorder, batches, model
 
-WHICH = ("newest", "previous", "best")
+CHECKPOINT_NAMES = ("newest", "previous", "best")
 NAMES = ["best.safetensors", "newest.safetensors", "previous.safetensors"]
 
 
@@ -38,7 +38,7 @@ def names(folder):
 
 
 def numbers(folder):
-    return {which: load_checkpoint(folder, which)[0]["number"] for which in WHICH}
+    return {which: load_checkpoint(folder, which)[0]["number"] for which in CHECKPOINT_NAMES}
 
 
 # When checkpoints are saved.

@@ -58,7 +58,7 @@ def test_evaluations_may_be_some_seconds_apart(clock):
 
 
 def test_seconds_and_steps_between_evaluations_exclude_each_other():
-    with pytest.raises(ValueError, match="`seconds` must be None where `every` is given, got 2"):
+    with pytest.raises(ValueError, match="`seconds` must be None if `every` is given, got 2"):
         HeldOut([], every=5, seconds=2.0)
     with pytest.raises(ValueError, match="`seconds` must be finite and above 0, got 0"):
         HeldOut([], seconds=0.0)

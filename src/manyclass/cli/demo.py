@@ -23,7 +23,7 @@ from manyclass.errors import UserError
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of everything random.")
 @click.option("--device", default="cpu", show_default=True, help="Device: cpu or cuda.")
 def demo(out: Path, seconds: float, files: int | None, seed: int, device: str) -> None:
-    """Train a model of Python source code with a sampled softmax, then as long with an exact one.
+    """Train a model of Python source code with a sampled softmax, then for the same time with an exact one.
 
     The text is the source of the running Python's standard library. Shows both held-out curves and predictions after
     a few beginnings, and saves the model and a report in a folder.

@@ -36,7 +36,7 @@ def evaluate(
 
     check_device(device)
     if json_file is not None and not json_file.absolute().parent.is_dir():
-        raise UserError(f"`--json` must be a file in a folder that is there, got {json_file}")
+        raise UserError(f"`--json` must be a file in a folder that exists, got {json_file}")
     opened = tasks.open_model(model, checkpoint=checkpoint, device=device)
     source = tasks.Source(data, **kept("source"))
     tasks.check_source(opened.spec.task, source)
@@ -46,7 +46,7 @@ def evaluate(
         print(line)
     # The numbers are complete only after the file has been read.
     if isinstance(batches, tasks.LabelledChunks) and batches.unknown:
-        print(f"{batches.unknown:,} of {batches.rows:,} rows left out: without a label, or with one that is not known")
+        print(f"{batches.unknown:,} of {batches.rows:,} rows are left out: their labels are missing or unknown")
     print_measured(measured)
     if json_file is not None:
         write_json(json_file, measured.to_json())

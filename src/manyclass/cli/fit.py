@@ -143,7 +143,7 @@ def fit(
     if from_previous and not resumed:
         raise UserError("`--from-previous` must come with `--resume`")
     if data is None and not resumed:
-        raise UserError("`DATA` must be given: the file to learn from")
+        raise UserError("`DATA` must be given: the file to train on")
     for name, value in kept("source").items() if data is None else ():
         raise UserError(f"`--{name.replace('_', '-')}` must come with `DATA`, got {value} alone")
     kinds = [name for name, chosen in (("text", text), ("sequences", sequences), ("triples", triples)) if chosen]
@@ -207,7 +207,7 @@ def _explained(out: Path) -> Iterator[str]:
     except KeyboardInterrupt:
         if not (out / "fit.json").exists():
             raise UserError("interrupted; nothing was trained yet: run the same command again") from None
-        kept = "what was trained by the newest checkpoint is kept"
+        kept = "the training up to the newest checkpoint is kept"
         if not (out / "newest.safetensors").exists():
             kept = "no checkpoint was saved yet"
         raise UserError(f"interrupted; {kept}: {again}") from None
@@ -217,4 +217,4 @@ def _explained(out: Path) -> Iterator[str]:
         raise
     except OSError as error:
         reason = error.strerror or error
-        raise UserError(f"cannot write into {out}: {reason}; what was trained is kept. To go on: {again}") from error
+        raise UserError(f"cannot write into {out}: {reason}; the training so far is kept. To go on: {again}") from error

@@ -40,27 +40,27 @@ def info(model: Path, checkpoint: str | None) -> None:
             f"{name} {value}" for name, value in spec.settings.to_json().items() if value not in (None, ())
         ),
     }
-    for name, kind in (("best", "model"), ("newest", "checkpoint"), ("previous", "checkpoint"), ("index", "index")):
+    for name, content in (("best", "model"), ("newest", "checkpoint"), ("previous", "checkpoint"), ("index", "index")):
         path = model / f"{name}.safetensors"
         if path.exists():
-            rows[name] = _file(path, kind)
+            rows[name] = _file(path, content)
     for name, value in rows.items():
         table.add_row(name, value)
     console().print(table, markup=False)
 
 
-def _file(path: Path, kind: str) -> str:
+def _file(path: Path, content: str) -> str:
     from manyclass import storage
 
     stat = path.stat()
     when = datetime.datetime.fromtimestamp(stat.st_mtime).isoformat(" ", "seconds")
     try:
-        about = storage.outline(path, content_type=kind)
+        about = storage.outline(path, content_type=content)
         match about:
-            case {"state": {"training": {"progress": {"step": int() as number}}}} if kind == "checkpoint":
+            case {"state": {"training": {"progress": {"step": int() as number}}}} if content == "checkpoint":
                 step = f"step {number:,}, "
             case _:
-                step = "damaged (it has no state of a training), " if kind == "checkpoint" else ""
+                step = "damaged (it has no state of a training), " if content == "checkpoint" else ""
     except UserError as error:
         step = f"damaged ({error}), "
     return f"{step}{stat.st_size / 2**20:,.1f} MiB, {when}"

@@ -20,7 +20,7 @@ class FeatureBag(nn.Module):
 
     Args:
         num_features: F.
-        dim: of the vectors v.
+        dim: dimension of the vectors v.
         bias: whether to add b.
     """
 
@@ -55,7 +55,7 @@ class FeatureEncoder(nn.Module):
         hidden_layers: widths of a network, each layer followed by a ReLU.
 
     Attributes:
-        dim: of the vectors.
+        dim: dimension of the vectors.
     """
 
     def __init__(

@@ -16,9 +16,9 @@ class Recurrent(nn.Module):
     - `skip`: number of leading positions that are context only, which gives vectors [B, T - skip, D].
 
     Args:
-        embedding: of the ids, [C, D]; a head may be tied to it.
-        layers: of the LSTM, each of D units.
-        dropout: of the embeddings, between layers and of the output.
+        embedding: embedding [C, D] of the ids; a head may be tied to it.
+        layers: layers of the LSTM, D units each.
+        dropout: dropout of the embeddings, between layers and of the output.
     """
 
     def __init__(self, embedding: nn.Embedding, *, layers: int = 1, dropout: float = 0.0) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 Array = np.ndarray[Any, Any]
 
 _NUMBER_KINDS, _STRING_KINDS = "biuf", "UTO"
-_LARGEST_EXACT = 2**53  # int that float64 represents exactly
+_LARGEST_EXACT_INT = 2**53  # in float64
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Labels:
         Raises:
             ValueError: the labels are of a type that does not compare with the present one, as strings with numbers.
         """
-        self._check_kind(y, name)
+        self._check_type(y, name)
         fresh = np.unique(y)
         fresh = fresh[~self._known(fresh)[1]]
         if not len(fresh):
@@ -58,7 +58,7 @@ class Labels:
         Raises:
             ValueError: a label is not among the classes.
         """
-        self._check_kind(y, name)
+        self._check_type(y, name)
         place, known = self._known(y)
         if not known.all():
             first = int(np.flatnonzero(~known)[0])
@@ -86,7 +86,7 @@ class Labels:
         known = self.classes[np.minimum(place, len(self) - 1)] == y
         return place, np.asarray(known, dtype=bool)
 
-    def _check_kind(self, y: Array, name: str) -> None:
+    def _check_type(self, y: Array, name: str) -> None:
         own, other = self.classes.dtype, y.dtype
         alike = own.kind == other.kind or any(
             {own.kind, other.kind} <= set(kinds) for kinds in (_NUMBER_KINDS, _STRING_KINDS)
@@ -96,8 +96,8 @@ class Labels:
             alike = np.result_type(own, other).kind != "f"
         elif {own.kind, other.kind} in ({"i", "f"}, {"u", "f"}):
             whole = self.classes if own.kind != "f" else y
-            alike = not len(whole) or max(-int(whole.min()), int(whole.max())) <= _LARGEST_EXACT
+            alike = not len(whole) or max(-int(whole.min()), int(whole.max())) <= _LARGEST_EXACT_INT
         elif alike and "O" in (own.kind, other.kind) and len(y):
             alike = isinstance(self.classes[0], str) == isinstance(y[0], str)
         if not alike:
-            raise ValueError(f"`{name}` must hold labels of the kind there are, {own}, got {other}")
+            raise ValueError(f"`{name}` must hold labels of the same type as before, {own}, got {other}")

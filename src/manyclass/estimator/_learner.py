@@ -20,7 +20,7 @@ from manyclass.heads import ClassHead
 from manyclass.training import HeldOut, History, ProgressLine, Training
 from manyclass.training.batch import moved
 
-ROWS = 1024  # per batch of a prediction or evaluation
+BATCH_ROWS = 1024  # of a prediction or evaluation
 _REPORT_STEPS = 100  # between records, at most
 
 # All threads share torch's global RNG.
@@ -32,10 +32,10 @@ class Learner:
 
     Args:
         num_features: F.
-        counts: of the classes in the training set.
+        counts: counts of the classes in the training set.
         sparse: whether training rows are sparse.
-        options: of the classifier.
-        seed: of the initial parameters.
+        options: options of the classifier.
+        seed: seed of the initial parameters.
     """
 
     def __init__(self, num_features: int, counts: ClassCounts, *, sparse: bool, options: Options, seed: int) -> None:
@@ -109,7 +109,7 @@ class Learner:
         evaluated = None
         if held_out is not None:
             evaluated = HeldOut(
-                RowBatches(data, ROWS, chosen=held_out, weight=weight),
+                RowBatches(data, BATCH_ROWS, chosen=held_out, weight=weight),
                 patience=options.n_iter_no_change,
                 restore_best=True,
             )
@@ -135,8 +135,8 @@ class Learner:
     @torch.no_grad()
     def hidden(self, features: Any) -> Iterator[tuple[slice, Tensor]]:
         """Iterate over slices of rows and their vectors [B, D] in float64."""
-        for start in range(0, features.shape[0], ROWS):
-            rows = slice(start, min(start + ROWS, features.shape[0]))
+        for start in range(0, features.shape[0], BATCH_ROWS):
+            rows = slice(start, min(start + BATCH_ROWS, features.shape[0]))
             inputs = moved(as_inputs(features[rows].astype(np.float32)), self.device)
             yield rows, self.encoder(inputs).double()
 

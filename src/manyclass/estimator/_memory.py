@@ -21,7 +21,7 @@ def check_fits(num_rows: int, num_classes: int) -> None:
     size = num_rows * num_classes * 8 / 2**30
     some = f"or at most {most:,} rows at a time" if most else "which need no more than the classes they name"
     raise ValueError(
-        f"`X` must have at most {most:,} rows where each of {num_classes:,} classes is asked for, got {num_rows:,}: "
+        f"`X` must have at most {most:,} rows to return each of {num_classes:,} classes, got {num_rows:,}: "
         f"{num_rows:,} × {num_classes:,} numbers take {size:,.1f} GiB. Use predict_top(X, k) or "
         f"log_prob_of(X, labels), {some}"
     )

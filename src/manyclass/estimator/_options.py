@@ -18,8 +18,8 @@ from manyclass.samplers import Sampler
 
 MakeSampler = Callable[[ClassCounts, int], Sampler]
 
-EPOCHS = 50
-STEPS = 300  # at least: with few rows an epoch is hardly a step, so there are more epochs
+DEFAULT_EPOCHS = 50
+LEAST_STEPS = 300  # with few rows an epoch is only a few steps, so there are more epochs
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class Options:
         return OBJECTIVES[self.objective]() if isinstance(self.objective, str) else copy.deepcopy(self.objective)
 
     def make_sampler(self, counts: ClassCounts) -> Sampler:
-        """Build the sampler; it draws all classes where there are at most k."""
+        """Build the sampler; it draws all classes if there are at most k."""
         if not callable(self.sampler):
             return make_sampler(self.sampler, counts, k=self.k)
         made = self.sampler(counts, min(self.drawn, counts.num_classes))
@@ -109,7 +109,7 @@ class Options:
     def epochs(self, num_rows: int) -> int:
         """Return the largest number of epochs over this many rows."""
         steps = -(-num_rows // self.batch_size)
-        return max(EPOCHS, -(-STEPS // steps)) if self.max_epochs is None else self.max_epochs
+        return max(DEFAULT_EPOCHS, -(-LEAST_STEPS // steps)) if self.max_epochs is None else self.max_epochs
 
     @property
     def drawn(self) -> int:

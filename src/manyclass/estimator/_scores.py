@@ -19,7 +19,7 @@ class Scores:
     In float32 the last digits of a matrix product change with its number of rows.
 
     Args:
-        head: whose similarity is "dot".
+        head: head whose similarity is "dot".
     """
 
     head: ClassHead

@@ -244,7 +244,7 @@ def _check_header(header: bytes) -> None:
 
 def _accept(metadata: Mapping[str, str], content_type: str) -> None:
     if "manyclass_format" in metadata:
-        raise RefusedError(f"it was written by an earlier version of manyclass; this one reads format {_FORMAT}")
+        raise RefusedError("it was written by an earlier version of manyclass; train it again")
     if _METADATA not in metadata:
         raise RefusedError("it is a safetensors file, but not one of manyclass")
     try:
@@ -259,7 +259,7 @@ def _accept(metadata: Mapping[str, str], content_type: str) -> None:
             f"it was written by a newer version, format {version}; this one reads format {_FORMAT}: upgrade manyclass"
         )
     if version < _FORMAT:
-        raise RefusedError(f"it was written by an earlier version of manyclass; this one reads format {_FORMAT}")
+        raise RefusedError("it was written by an earlier version of manyclass; train it again")
     if found != content_type:
         raise RefusedError(f"its content type is {found!r}, not {content_type!r}")
 

@@ -16,8 +16,8 @@ from manyclass.tasks.task import EncoderSpec, ModelSpec, PredictBatch, ReadProgr
 if TYPE_CHECKING:
     from manyclass.data import Reader
 
-HELD_OUT_ONE_IN = 20  # rows, if no held-out file is given
-EVALUATION_BATCH = 1024  # rows
+HELD_OUT_ONE_IN = 20  # rows, without a held-out file
+EVALUATION_ROWS = 1024  # per batch
 
 
 class LabelledChunks:
@@ -39,7 +39,7 @@ class LabelledChunks:
             self.rows += len(rows)
             self.unknown += len(rows) - len(known)
             if len(known):
-                yield from RowBatches(rows, EVALUATION_BATCH, chosen=known)
+                yield from RowBatches(rows, EVALUATION_ROWS, chosen=known)
 
 
 class FeaturesTask:
@@ -81,12 +81,7 @@ class FeaturesTask:
             summary.append(f"one row in {HELD_OUT_ONE_IN} is held out")
         else:
             other = open_rows(
-                source.held_out,
-                format=source.format,
-                labels=None,
-                schema=reader.schema,
-                name="held-out",
-                progress=progress,
+                source.held_out, format=source.format, schema=reader.schema, name="held-out", progress=progress
             )
             all_names = Names(names)
             held_out_rows = spool(other, folder / "held_out", names=all_names, progress=progress, name="held-out")
@@ -102,7 +97,7 @@ class FeaturesTask:
 
         def batches(limit: int | None) -> RowBatches:
             some = held_out if limit is None else held_out[:: max(1, -(-len(held_out) // limit))]
-            return RowBatches(held_out_rows, EVALUATION_BATCH, chosen=some)
+            return RowBatches(held_out_rows, EVALUATION_ROWS, chosen=some)
 
         return TrainingData(spec, train, batches, summary)
 

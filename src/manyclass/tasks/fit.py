@@ -46,11 +46,11 @@ def fit(
     """Train from the beginning.
 
     Args:
-        kind: of the data, a key of `TASKS`.
-        source: of the data.
-        settings: of the model and its training.
+        kind: kind of data, a key of `TASKS`.
+        source: source of the data.
+        settings: settings of the model and its training.
         folder: for checkpoints, logs and the manifest; new or empty.
-        options: of the run.
+        options: options of the run.
         on_read: called with the data before the training starts.
 
     Raises:
@@ -100,17 +100,17 @@ def resume(
     """Resume a training that was stopped.
 
     Args:
-        folder: of the training.
-        kind: of the data; None: as before.
+        folder: folder of the training.
+        kind: kind of data; None: as before.
         source: the present location of the data; None: as before.
         given: settings, and fields of `RunOptions` that decide when to evaluate and probe. The limits, epochs or
             seconds, may differ from before; everything else must be the same.
-        checkpoint: to resume from.
-        options: of the run; evaluations and probes are scheduled as before.
+        checkpoint: checkpoint to resume from.
+        options: options of the run; evaluations and probes are scheduled as before.
         on_read: called with the data before the training goes on.
 
     Raises:
-        UserError: there is no training, its data has changed, or a checkpoint is damaged.
+        UserError: there is no training in the folder, its data or an option has changed, or a checkpoint is damaged.
     """
     manifest = read_manifest(folder)
     kept_kind = str(manifest["kind"])
@@ -170,7 +170,7 @@ def _check_device(now: str | None, before: str) -> None:
             return
     except ValueError as error:
         raise UserError(str(error)) from None
-    raise UserError(f"`device` must be left out, or of the kind it was when the training began, {before}, got {now}")
+    raise UserError(f"`device` must be left out, or of the type it was when the training began, {before}, got {now}")
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from manyclass.tasks.settings import Settings
 from manyclass.tasks.task import ModelSpec
 from manyclass.training import load_checkpoint
 
-CONTENT_FORMAT = 2  # of the content; 1 had other names of settings
+CONTENT_FORMAT = 2  # version of the content
 _SAMPLER_PREFIX = "head.sampler."
 
 
@@ -76,20 +76,20 @@ class Model(nn.Module):
         """Load the parameters that `content` of a model of the same spec returned.
 
         Raises:
-            ValueError: they are those of another model.
+            ValueError: a parameter is missing or unexpected.
         """
         missing, unexpected = self.load_state_dict(content["parameters"], strict=False)
         if wrong := [name for name in missing if not name.startswith(_SAMPLER_PREFIX)] + unexpected:
-            raise ValueError(f"it has not the parameters of such a model: {wrong[0]}")
+            raise ValueError(f"it does not have the parameters of such a model: {wrong[0]}")
 
 
 def open_model(folder: Path | str, *, checkpoint: str | None = None, device: str = "cpu") -> Model:
     """Load the model that a training left in a folder.
 
     Args:
-        folder: of the training.
+        folder: folder of the training.
         checkpoint: "best", "newest" or "previous". None: the best if there is one, else the newest.
-        device: of the model.
+        device: device of the model.
 
     Raises:
         UserError: there is no model, or it cannot be read; the message gives the reason.
@@ -127,9 +127,9 @@ def spec_from_content(content: object, path: Path) -> ModelSpec:
         raise UserError(f"cannot read {path}: it was written by an earlier version of manyclass; train it again")
     with _naming_file(path):
         if not isinstance(content, dict) or content.get("kind") not in TASKS:
-            raise ValueError("it holds no kind of model that is known")
+            raise ValueError("it holds a model of an unknown kind of data")
         if not isinstance(content["config"], dict):
-            raise ValueError("it does not tell how inputs are read")
+            raise ValueError("it does not say how inputs are read")
         spec = ModelSpec(
             TASKS[content["kind"]],
             Names(unpack_strings(content["names"])),
@@ -152,9 +152,9 @@ def _naming_file(path: Path) -> Iterator[None]:
 
 
 def _check_parameters(spec: ModelSpec, parameters: object) -> None:
-    """Check the parameters against the spec before memory is allocated, since a damaged spec may ask for any size."""
+    """Check the parameters against the spec before memory is allocated, since a damaged spec may have any size."""
     if not isinstance(parameters, dict) or (spec.settings.layers or 1) > len(parameters):
-        raise ValueError("it has not the parameters of such a model")
+        raise ValueError("it does not have the parameters of such a model")
     with torch.device("meta"):
         built = spec.task.build(spec)
     wanted = {f"encoder.{name}": tuple(value.shape) for name, value in built.encoder.state_dict().items()}
@@ -164,6 +164,6 @@ def _check_parameters(spec: ModelSpec, parameters: object) -> None:
     for name, shape in wanted.items():
         value = parameters.get(name)
         if not isinstance(value, Tensor) or tuple(value.shape) != shape or not value.is_floating_point():
-            raise ValueError(f"it has not the parameters of such a model: {name}")
+            raise ValueError(f"it does not have the parameters of such a model: {name}")
         if not value.isfinite().all():
             raise ValueError(f"its parameters must be finite: {name}")

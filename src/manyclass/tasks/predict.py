@@ -14,8 +14,8 @@ from manyclass.tasks.model import Model
 from manyclass.tasks.task import Source
 from manyclass.training.batch import moved
 
-_BATCH = 256  # examples
-_TUNING_EXAMPLES = 512  # that an index is tuned on
+_BATCH_EXAMPLES = 256
+_TUNING_EXAMPLES = 512  # to tune an index on
 
 
 @dataclass(frozen=True)
@@ -24,9 +24,9 @@ class Prediction:
 
     Args:
         shown: the example as text.
-        names: of the classes.
-        probabilities: of the classes; None if they were not wanted.
-        error: of the log-probabilities: half the width of a 95 % confidence interval; None if they are exact.
+        names: names of the classes.
+        probabilities: their probabilities; None if they were not wanted.
+        error: error of the log-probabilities, half the width of a 95 % confidence interval; None if they are exact.
     """
 
     shown: str
@@ -40,9 +40,9 @@ def open_index(model: Model, source: Source, folder: Path, *, k: int, recall: fl
     """Load the index of a model's classes from its folder, or build and save it.
 
     Args:
-        model: whose classes are indexed.
-        source: of the examples that the index is tuned on; the first few are used.
-        folder: of the model.
+        model: model whose classes are indexed.
+        source: source of the examples to tune the index on; the first few are used.
+        folder: folder of the model.
         k: classes per example, as in `Index.build`.
         recall: wanted recall, as in `Index.build`.
 
@@ -65,7 +65,7 @@ def open_index(model: Model, source: Source, folder: Path, *, k: int, recall: fl
             pass  # The index is damaged or of another model, so it is built again.
     rows = []
     with eval_mode(model):
-        for batch in model.spec.task.predict_batches(model.spec, source, size=_BATCH, seen=False):
+        for batch in model.spec.task.predict_batches(model.spec, source, size=_BATCH_EXAMPLES, seen=False):
             rows.append(model.encoder(moved(batch.inputs, model.device)))
             if sum(map(len, rows)) >= _TUNING_EXAMPLES:
                 break
@@ -92,21 +92,21 @@ def predict(
     """Iterate over the most probable classes of each example.
 
     Args:
-        model: that predicts.
-        source: of the examples.
+        model: model that predicts.
+        source: source of the examples.
         number: classes per example, at most all.
-        index: of the classes to search; None: score all classes exactly.
+        index: index of the classes to search; None: score all classes exactly.
         probabilities: "exact", "estimated" or "none", see `inference.top`.
         allow_seen: whether to predict classes that an example already has; None: the default of the task.
         draws: draws per estimate.
-        seed: of the draws.
+        seed: seed of the draws.
     """
     generator = torch.Generator(model.device).manual_seed(seed)
     number = min(number, len(model.names))
     task = model.spec.task
     allow_seen = task.allows_seen if allow_seen is None else allow_seen
     with eval_mode(model):
-        for batch in task.predict_batches(model.spec, source, size=_BATCH, seen=not allow_seen):
+        for batch in task.predict_batches(model.spec, source, size=_BATCH_EXAMPLES, seen=not allow_seen):
             hidden = model.encoder(moved(batch.inputs, model.device))
             exclude = None if allow_seen else moved(batch.seen, model.device)
             found = top(

@@ -1,4 +1,4 @@
-"""Restoring a training from a checkpoint, after checking that the checkpoint is one of that training."""
+"""Restoring a training from a checkpoint, after checking that it belongs to that training."""
 
 import math
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from manyclass import storage
 from manyclass.errors import UserError
 from manyclass.tasks.model import Model, spec_from_content
 from manyclass.tasks.settings import Settings
-from manyclass.training import Record, Training, load_checkpoint
+from manyclass.training import Record, Training
 
 _LARGEST_NUMBER = 1 << 53
 _RECORD_TYPES = {"step": int, "epoch": int, "examples": int, "seconds": float, "loss": float}
@@ -36,7 +36,7 @@ def check_files(folder: Path, checkpoint: Literal["newest", "previous"]) -> None
             raise UserError(f"{error}; {_other(folder, other)}") from None
     if best.exists():
         try:
-            spec_from_content(*load_checkpoint(folder, "best"))
+            spec_from_content(storage.load(best, content_type="model"), best)
         except UserError as error:
             raise UserError(
                 f"{error}; if you delete that file, the training goes on without the best model so far"

@@ -14,7 +14,7 @@ from manyclass.tasks.settings import Settings
 from manyclass.tasks.task import EncoderSpec, ModelSpec, PredictBatch, ReadProgress, Source, TrainingData
 from manyclass.tasks.text import RECURRENT, recurrent
 
-EVALUATION_BATCH = 512  # users
+EVALUATION_USERS = 512  # per batch
 
 
 class LastItems:
@@ -52,7 +52,7 @@ class SequencesTask:
         """Read the interactions; the last item but one of each user is held out."""
         sequences = read_sequences(source.data, progress=progress)
         length = settings.length or 1
-        valid = sequences.last_batches("valid", EVALUATION_BATCH, length=length, seen=False)
+        valid = sequences.last_batches("valid", EVALUATION_USERS, length=length, seen=False)
         train = SequenceBatches(sequences, settings.batch_size or 1, length=length, seed=settings.seed)
         if not len(valid) or not len(train):
             raise UserError(
@@ -62,7 +62,7 @@ class SequencesTask:
             ModelSpec(self, sequences.item_names, sequences.counts().double(), {}, settings),
             train,
             lambda limit: LastItems(
-                sequences.last_batches("valid", EVALUATION_BATCH, length=length, seen=False, limit=limit)
+                sequences.last_batches("valid", EVALUATION_USERS, length=length, seen=False, limit=limit)
             ),
             (
                 f"{source.data.name}: {len(sequences.items):,} interactions of {sequences.num_users:,} users with "
@@ -78,11 +78,9 @@ class SequencesTask:
     def evaluation_batches(self, spec: ModelSpec, source: Source) -> tuple[Iterable[object], Sequence[str]]:
         """Return batches whose targets are the last items of users."""
         sequences = _read(spec, source)
-        last = sequences.last_batches("test", EVALUATION_BATCH, length=spec.settings.length or 1, seen=False)
+        last = sequences.last_batches("test", EVALUATION_USERS, length=spec.settings.length or 1, seen=False)
         if not len(last.users):
-            raise UserError(
-                f"`data` must hold a user of 3 items, the last of which is known, got none in {source.data}"
-            )
+            raise UserError(f"`data` must hold a user of 3 items, the last one known, got none in {source.data}")
         summary = (
             f"{source.data.name}: the last item of {len(last.users):,} users, ranked among all {len(spec.names):,}"
         )
@@ -97,9 +95,9 @@ class SequencesTask:
             also = f", and {dropped:,} users without other items" if dropped else ""
             message = f"left out: {sequences.unknown:,} lines of items that the model does not know{also}"
             warnings.warn(message, Notice, stacklevel=2)
-        for users, (ids, lengths, _, has) in zip(after.users.split(size), after, strict=True):
+        for users, (ids, lengths, _, items) in zip(after.users.split(size), after, strict=True):
             shown = [sequences.user_names[user] for user in users.tolist()]
-            yield PredictBatch(shown, {"ids": ids, "last": lengths - 1}, has)
+            yield PredictBatch(shown, {"ids": ids, "last": lengths - 1}, items)
 
 
 def _read(spec: ModelSpec, source: Source) -> Sequences:

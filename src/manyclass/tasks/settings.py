@@ -8,7 +8,7 @@ from manyclass.errors import UserError
 from manyclass.registry import check_options
 
 # Larger models would take hours to build, or their size would overflow.
-_LARGEST = {"layers": 1000, **dict.fromkeys(("batch_size", "dim", "hidden_layers", "rank", "length"), 2**31 - 1)}
+_LARGEST_SIZES = {"layers": 1000, **dict.fromkeys(("batch_size", "dim", "hidden_layers", "rank", "length"), 2**31 - 1)}
 
 
 @dataclass(frozen=True)
@@ -19,20 +19,20 @@ class Settings:
         epochs, seconds: limits of the training; the first one reached ends it. Learning rates decay over epochs only.
         patience: stop after this many evaluations in a row without a new best. None: never.
         batch_size: examples per step; for text and sequences, pieces.
-        optimizer: of the class and input vectors: adagrad, adam or sgd.
-        learning_rate: of the class and input vectors.
-        encoder_learning_rate: of all other parameters, which Adam trains.
+        optimizer: optimiser of the class and input vectors: adagrad, adam or sgd.
+        learning_rate: learning rate of the class and input vectors.
+        encoder_learning_rate: learning rate of all other parameters, which Adam trains.
         clip: clip the gradient norm at this value.
         decay: whether learning rates decay linearly to 0 over the epochs.
         sampler, objective: by name; None: the default of a head with counts.
         k: classes drawn per step; "auto": as many as `rmse_log_z` takes.
         rmse_log_z: the error of log Z̃ to keep to, with k "auto".
-        dim: of the class vectors; not for features.
+        dim: dimension of the class vectors; not for features.
         hidden_layers, rank: for features, see `FeatureEncoder`.
         layers, dropout, length: for text and sequences: layers and dropout of the LSTM, length of the training pieces.
         tied: for text and sequences: whether inputs and classes share their vectors.
         regulariser: for triples: the weight of the N3 regulariser, Σ |·|³.
-        seed: of everything random.
+        seed: seed of everything random.
     """
 
     epochs: int | None = None
@@ -98,7 +98,7 @@ class Settings:
         """Return the settings that `to_json` gave.
 
         Raises:
-            UserError: the data is not that of settings.
+            UserError: the data has an unknown name or a bad value.
         """
         names = {field.name for field in fields(cls)}
         if not isinstance(data, dict) or not set(data) <= names:
@@ -111,6 +111,6 @@ class Settings:
 
 
 def _size(name: str, value: object) -> None:
-    size, most = _check.integer(name, value, 1), _LARGEST.get(name)
+    size, most = _check.integer(name, value, 1), _LARGEST_SIZES.get(name)
     if most is not None and size > most:
         raise ValueError(f"`{name}` must be at most {most}, got {size}")

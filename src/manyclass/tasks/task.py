@@ -37,11 +37,11 @@ class Source:
 
 @dataclass(frozen=True)
 class EncoderSpec:
-    """The encoder of a model, and what the head must know of it.
+    """The encoder of a model, and the facts about it that the head needs.
 
     Args:
         encoder: maps inputs to vectors.
-        dim: of those vectors.
+        dim: dimension of those vectors.
         tied: an embedding whose rows are the class vectors too; None: the head has separate ones.
         bias: whether classes have a bias.
     """
@@ -58,9 +58,9 @@ class ModelSpec:
 
     Args:
         task: the task of the kind of data that the model is for.
-        names: of the classes.
+        names: names of the classes.
         counts: float64 [C], the number of training examples of each class.
-        config: what the task needs to read inputs and to build an encoder, as `storage.save` takes it.
+        config: data with which the task reads inputs and builds an encoder, as `storage.save` takes it.
         settings: how the model is built and trained.
     """
 
@@ -76,9 +76,9 @@ class TrainingData:
     """The data read for a training, and the spec of the model that follows from it.
 
     Args:
-        spec: of the model.
+        spec: spec of the model.
         train: batches to train on.
-        held_out: returns batches to evaluate on, of at most this many examples; None: all.
+        held_out: returns batches to evaluate on, with at most the given number of examples; None: all.
         summary: a few lines that describe the data.
         penalty: added to the loss of a batch, from the encoder, inputs and targets; None: nothing.
     """
@@ -96,7 +96,7 @@ class PredictBatch:
 
     Args:
         shown: each example as text, for the output.
-        inputs: of the encoder.
+        inputs: inputs of the encoder.
         seen: ids [B, E], -1 pads: classes that an example already has; None: it has none, or they were not wanted.
     """
 
@@ -113,7 +113,7 @@ class Task(Protocol):
         source_fields: the optional fields of `Source` that apply.
         settings_fields: the fields of `Settings` that apply to some kinds of data only.
         defaults: default settings.
-        metrics: measured beside the likelihood.
+        metrics: names of the metrics to measure beside the likelihood.
         best_by: the metric that selects the best model; "loss": the likelihood.
         allows_seen: whether predictions include, by default, classes that an example already has (items of a user,
             true tails); None: examples have no such classes.
@@ -152,7 +152,7 @@ def check_source(task: Task, source: Source) -> None:
     """Check that a source has no field of another kind of data.
 
     Raises:
-        UserError: it has one.
+        UserError: a field of another kind of data is given.
     """
     for name in [field.name for field in fields(Source)][1:]:
         if (value := getattr(source, name)) is not None and name not in task.source_fields:
@@ -164,7 +164,7 @@ def check_settings(task: Task, settings: Settings) -> None:
     """Check that settings have no field of another kind of data.
 
     Raises:
-        UserError: they have one.
+        UserError: a field of another kind of data is given.
     """
     for name in sorted({"dim", "dropout", "hidden_layers", "layers", "length", "rank", "regulariser", "tied"}):
         if (value := getattr(settings, name)) is not None and name not in task.settings_fields:

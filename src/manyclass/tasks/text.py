@@ -20,8 +20,8 @@ from manyclass.errors import UserError
 from manyclass.tasks.settings import Settings
 from manyclass.tasks.task import EncoderSpec, ModelSpec, PredictBatch, ReadProgress, Source, TrainingData
 
-CONTEXT_TOKENS = 64  # that an evaluation reads before those it counts
-EVALUATION_BATCH = 256  # windows
+CONTEXT_TOKENS = 64  # read by an evaluation before the tokens that it predicts
+EVALUATION_WINDOWS = 256  # per batch
 RECURRENT = Settings(optimizer="adam", clip=1.0, decay=True, dim=256, layers=1, tied=True)
 
 
@@ -59,7 +59,7 @@ class ContextWindows:
     """Batches that go through a text once and predict each token from at least 64 tokens before it.
 
     Args:
-        ids: of the text; the first is not predicted.
+        ids: ids of the text; the first is not predicted.
         start: id that pads the context before the text.
         limit: predict at most this many tokens, in windows spread over the text. None: all.
     """
@@ -71,11 +71,11 @@ class ContextWindows:
             self._firsts = self._firsts[:: math.ceil(len(self._firsts) / max(1, limit // CONTEXT_TOKENS))]
 
     def __len__(self) -> int:
-        return math.ceil(len(self._firsts) / EVALUATION_BATCH)
+        return math.ceil(len(self._firsts) / EVALUATION_WINDOWS)
 
     def __iter__(self) -> Iterator[tuple[dict[str, Any], Tensor]]:
         n = len(self._ids)
-        for part in self._firsts.split(EVALUATION_BATCH):
+        for part in self._firsts.split(EVALUATION_WINDOWS):
             place = part.unsqueeze(1) + torch.arange(-CONTEXT_TOKENS, CONTEXT_TOKENS + 1)
             piece = self._ids[place.clamp(0, n - 1)].masked_fill_(place < 0, self._start)
             target = piece[:, CONTEXT_TOKENS + 1 :].masked_fill(place[:, CONTEXT_TOKENS + 1 :] >= n, IGNORE_INDEX)
@@ -136,8 +136,8 @@ class TextTask:
             raise UserError(f"`data` must hold at least 2 tokens that the model knows, got {len(ids)} in {source.data}")
         summary = f"{source.data.name}: {len(ids):,} tokens"
         if unknown:
-            what = "count as <unk>" if spec.names.ids(UNKNOWN) is not None else "are left out"
-            summary += f", and {unknown:,} that the model does not know {what}"
+            treatment = "count as <unk>" if spec.names.ids(UNKNOWN) is not None else "are left out"
+            summary += f", and {unknown:,} that the model does not know {treatment}"
         return ContextWindows(ids, start=_start(spec.names)), (summary,)
 
     def predict_batches(self, spec: ModelSpec, source: Source, *, size: int, seen: bool) -> Iterator[PredictBatch]:

@@ -16,37 +16,27 @@ from manyclass.tasks.optimizers import make_optimizers, make_schedulers
 from manyclass.tasks.restore import Run, restore
 from manyclass.tasks.size import check_size
 from manyclass.tasks.task import ModelSpec, ReadProgress, TrainingData
-from manyclass.training import (
-    Callback,
-    Checkpoints,
-    CSVLog,
-    DivergedError,
-    HeldOut,
-    History,
-    Probe,
-    Training,
-    load_checkpoint,
-)
+from manyclass.training import Callback, Checkpoints, CSVLog, HeldOut, History, Probe, Training, load_checkpoint
 
 _REPORT_STEPS = 20  # steps between records of the training loss
 
 
 @dataclass(frozen=True)
 class RunOptions:
-    """Options of a run that are not settings of the model. When it is evaluated decides which model is the best.
+    """Options of a run that are not settings of the model; the schedule of evaluations affects which model is the best.
 
     Args:
         evaluate_every: steps between evaluations; None: an epoch.
         evaluate_seconds: seconds between evaluations, instead of steps.
-        evaluated: held-out examples per evaluation during the training, at most. The last evaluation uses all.
+        evaluated: most held-out examples per evaluation during the training. The last evaluation uses all.
         probe_every: steps between probes of the error of log Z̃; 0: no probes.
         checkpoint_every: seconds between checkpoints.
-        device: of the model. None: the same as before when resuming, else the CPU.
+        device: device of the model. None: the same as before when resuming, else the CPU.
         progress: called with the bytes read and their total, before the training.
-        callbacks: of the training.
+        callbacks: callbacks of the training.
 
     Raises:
-        TypeError: a number is of another type.
+        TypeError: an option that must be a number is not one.
         ValueError: a number of steps, seconds or examples is too small.
     """
 
@@ -74,8 +64,8 @@ class Fitted:
 
     Args:
         model: the best one; the last one if the training was interrupted.
-        history: of the training.
-        measured: the evaluation on all held-out examples; None if the training was interrupted.
+        history: history of the training.
+        measured: its evaluation on all held-out examples; None if the training was interrupted.
         summary: a few lines that describe the data.
     """
 
@@ -97,9 +87,9 @@ def train(
     """Train a model on data, or resume its training.
 
     Args:
-        data: to learn from.
+        data: data to train on.
         folder: for checkpoints and logs.
-        options: of the run.
+        options: options of the run.
         resume: the checkpoint to resume from. None: start from the beginning.
         on_read: called with the data before the first step.
         on_start: called before the first step, when nothing is left that can be refused.
@@ -122,7 +112,7 @@ def train(
     best = folder / "best.safetensors"
     try:
         history = run.training.run()
-    except DivergedError as error:
+    except _check.DivergedError as error:
         kept = f"; {folder} keeps the best model" if best.exists() else ""
         raise UserError(f"{error}. Start again with a smaller `--learning-rate`, or with `--clip`{kept}") from error
     if history.stopped == "interrupted":

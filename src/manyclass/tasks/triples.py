@@ -15,7 +15,7 @@ from manyclass.errors import UserError
 from manyclass.tasks.settings import Settings
 from manyclass.tasks.task import EncoderSpec, ModelSpec, PredictBatch, ReadProgress, Source, TrainingData
 
-EVALUATION_BATCH = 1024  # triples
+EVALUATION_TRIPLES = 1024  # per batch
 PLACEHOLDER = "?"
 
 
@@ -25,8 +25,8 @@ class TripleBatches:
     Args:
         triples: [N, 3].
         size: B.
-        seed: of the shuffling. None: do not shuffle.
-        known: the true tails, to exclude from the negatives; None: exclude none.
+        seed: seed of the shuffling. None: do not shuffle.
+        known: the true tails, to exclude from the negatives; None: exclude nothing.
     """
 
     def __init__(self, triples: Tensor, size: int, *, seed: int | None = None, known: KnownTails | None = None) -> None:
@@ -95,7 +95,7 @@ class TriplesTask:
         return TrainingData(
             spec,
             TripleBatches(train, settings.batch_size or 1, seed=settings.seed),
-            lambda limit: TripleBatches(valid[_some(len(valid), limit)], EVALUATION_BATCH, known=known),
+            lambda limit: TripleBatches(valid[_some(len(valid), limit)], EVALUATION_TRIPLES, known=known),
             (
                 f"{source.data.name}: {len(triples.train):,} triples to train on, {len(triples.valid):,} held out, "
                 f"each both ways; {triples.num_entities:,} entities, {triples.num_relations:,} relations",
@@ -120,21 +120,19 @@ class TriplesTask:
     def evaluation_batches(self, spec: ModelSpec, source: Source) -> tuple[Iterable[object], Sequence[str]]:
         """Return batches of triples both ways; of a folder, those of test."""
         triples = read_triples(source.data, test=source.held_out)
-        evaluated, split = next(
-            ((part, name) for name in ("test", "valid", "train") if len(part := getattr(triples, name))),
-        )
+        chosen, split = next((part, name) for name in ("test", "valid", "train") if len(part := getattr(triples, name)))
         relations = Names(spec.config["relations"])
-        ids, unknown = _translated(evaluated, triples, spec.names, relations)
+        ids, unknown = _translated(chosen, triples, spec.names, relations)
         read, _ = _translated(torch.cat([triples.train, triples.valid, triples.test]), triples, spec.names, relations)
         if not len(ids):
             raise UserError(
-                f"`data` must hold triples that the model knows, got {len(evaluated):,} of others in {source.data}"
+                f"`data` must hold triples that the model knows, got {len(chosen):,} of others in {source.data}"
             )
-        of = f"{split} triples" if source.data.is_dir() else "triples"
-        summary = f"{source.data.name}: {len(ids):,} {of}, each both ways, ranks filtered"
+        split = f"{split} triples" if source.data.is_dir() else "triples"
+        summary = f"{source.data.name}: {len(ids):,} {split}, each both ways, ranks filtered"
         if unknown:
             summary += f"; {unknown:,} of entities or relations that the model does not know are left out"
-        return TripleBatches(both_ways(ids, len(relations)), EVALUATION_BATCH, known=_known(spec, read)), (summary,)
+        return TripleBatches(both_ways(ids, len(relations)), EVALUATION_TRIPLES, known=_known(spec, read)), (summary,)
 
     def predict_batches(self, spec: ModelSpec, source: Source, *, size: int, seen: bool) -> Iterator[PredictBatch]:
         """Iterate over lines that leave the tail or the head open."""

@@ -40,7 +40,7 @@ class BatchStream:
 
     Args:
         batches: an iterable, opened once an epoch.
-        device: of the head, whose global RNG state is tracked.
+        device: device of the head, whose global RNG state is tracked.
     """
 
     def __init__(self, batches: Iterable[object], device: torch.device) -> None:
@@ -81,7 +81,7 @@ class BatchStream:
 
 
 class Update:
-    """Gradients, clipped if wanted, then the optimisers, then the schedulers; arguments as of `Training`."""
+    """Gradients, clipped if wanted, then the optimisers, then the schedulers; arguments as in `Training`."""
 
     def __init__(
         self,

@@ -63,7 +63,7 @@ class Best:
     """The best evaluation so far and, if modules are given, a copy of their tensors at that time.
 
     Args:
-        modules: whose tensors to copy; None: copy nothing.
+        modules: modules whose tensors to copy; None: copy nothing.
     """
 
     def __init__(self, modules: nn.Module | None) -> None:
@@ -137,7 +137,7 @@ def defer_interrupts() -> Iterator[Callable[[], bool]]:
 
     Half a step or half a checkpoint cannot be resumed, so the first Ctrl-C waits. A second one raises
     KeyboardInterrupt at once if it comes more than a second later; within a second it is a double press. Nothing is
-    changed outside the main thread, or where the application has set another handler.
+    changed outside the main thread, or if the application has set another handler.
     """
     pressed: float | None = None
 

@@ -22,7 +22,7 @@ class Batch:
     mapping with some of the head's arguments of the names below.
 
     Args:
-        inputs: of the encoder; without an encoder, the head's `hidden`.
+        inputs: inputs of the encoder; without an encoder, the head's `hidden`.
         target: ids [...]; positions of -100 are ignored.
         weight: [...] or None: the weight of each example. It counts the same in every batch: the loss minimised is
             Σ w·loss divided by the number of targets, not by the sum of the weights in the batch.
@@ -40,7 +40,7 @@ class Batch:
 
     @classmethod
     def of(cls, item: object, device: torch.device) -> "Batch":
-        """Make a batch of what an iterable yielded, on the device.
+        """Make a batch on the device from an item that an iterable yielded.
 
         Raises:
             TypeError: the item is neither a pair nor a pair with a mapping.

@@ -91,7 +91,7 @@ class Checkpoints(Callback):
         """Return the state that `state` gave, to be loaded into the parts of this training.
 
         Raises:
-            UserError: as `load_checkpoint`.
+            UserError: the checkpoint cannot be read, see `load_checkpoint`.
         """
         content, _ = _read(self._folder, checkpoint)
         self._best_cost = content["best_cost"]
@@ -107,7 +107,7 @@ class Checkpoints(Callback):
         """Save a checkpoint if one is due."""
         if time.monotonic() - self._saved_at >= self._every:
             self._try(lambda: self._save_newest(training))
-            # The interval starts after the save: where saving takes long, time must be left to train.
+            # The interval starts after the save: if saving takes long, there must be time left to train.
             self._saved_at = time.monotonic()
 
     def on_end(self, training: "Training", history: History) -> None:
@@ -144,8 +144,8 @@ def load_checkpoint(folder: Path | str, checkpoint: CheckpointName = "newest") -
     """Return the content that `Checkpoints` saved, and its file.
 
     Args:
-        folder: of the checkpoints.
-        checkpoint: "newest" or "previous", for what `state` returned; "best", for what `model` returned.
+        folder: folder of the checkpoints.
+        checkpoint: "newest" or "previous": the value that `state` returned; "best": the value that `model` returned.
 
     Raises:
         UserError: the file cannot be read; the message gives the reason and names a file that can be read.
@@ -168,11 +168,11 @@ def _read(folder: Path, checkpoint: CheckpointName) -> tuple[dict[str, Any], Pat
 
 
 def _offer(folder: Path, refused: CheckpointName) -> str:
-    for checkpoint, kind in _CONTENT_TYPES.items():
+    for checkpoint, content_type in _CONTENT_TYPES.items():
         path = _path(folder, checkpoint)
         if checkpoint != refused:
             try:
-                storage.check(path, content_type=kind)
+                storage.check(path, content_type=content_type)
             except UserError:
                 continue
             alone = ", though it is the model alone" if checkpoint == "best" else ""

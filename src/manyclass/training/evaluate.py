@@ -55,7 +55,7 @@ class HeldOut:
         if self.seconds is not None:
             _check.number("seconds", self.seconds, low=0, strict=True)
             if self.every is not None:
-                raise ValueError(f"`seconds` must be None where `every` is given, got {self.seconds}")
+                raise ValueError(f"`seconds` must be None if `every` is given, got {self.seconds}")
         _check.choice("by", self.by, ("loss", *self.metrics))
         for name in ("every", "patience"):
             if (value := getattr(self, name)) is not None:

@@ -108,7 +108,7 @@ class Training:
         self._rng_now: list[Tensor] | None = None
         self._since = 0.0
         self._stopwatch = Stopwatch()
-        # False within a step, from where no training can be resumed.
+        # False within a step, where a training cannot be resumed.
         self._resumable = False
 
     def run(self) -> History:
@@ -159,7 +159,7 @@ class Training:
         self._resumable = False
         self._update.catch_up()
         self._resumable = True
-        if self._held_out is not None and not self._evaluated():
+        if self._held_out is not None and not self._is_evaluated():
             self._record(evaluating=True)
         elif not self._records or self._records[-1].step < self.progress.step:
             self._record()
@@ -216,7 +216,7 @@ class Training:
                 return "batches"
             raise ValueError(f"`batches` must hold a batch, got none in epoch {self.progress.epoch}")
         self.progress = replace(self.progress, epoch=self.progress.epoch + 1, position=0)
-        if self._held_out is not None and self._held_out.by_epoch and not self._evaluated():
+        if self._held_out is not None and self._held_out.by_epoch and not self._is_evaluated():
             self._record(evaluating=True)
         return self._reached()
 
@@ -275,7 +275,7 @@ class Training:
         self.progress = replace(self.progress, seconds=self.progress.seconds + now - self._since)
         self._since = now
 
-    def _evaluated(self) -> bool:
+    def _is_evaluated(self) -> bool:
         """Return True if there was no step since the last evaluation."""
         last = next((record for record in reversed(self._records) if record.held_out_loss is not None), None)
         return last is not None and last.step == self.progress.step

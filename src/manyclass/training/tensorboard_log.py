@@ -16,7 +16,7 @@ class TensorBoardLog(Callback):
     """A callback that writes each record as scalars for `tensorboard --logdir`.
 
     Args:
-        folder: of the event files, made at the first record.
+        folder: folder of the event files, made at the first record.
 
     Raises:
         ImportError: tensorboard is not installed.
