@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from manyclass import __version__
+from manyclass import __version__, defaults
 from manyclass.data import Text
 from manyclass.errors import UserError
 from manyclass.lab.cells import Cells
@@ -26,8 +26,6 @@ from manyclass.lab.study.model import CONTEXT, save_text
 from manyclass.lab.study.page import report_of
 from manyclass.lab.study.reference import train_exactly
 from manyclass.report import check_libraries, write_report
-
-DEFAULT_K = 1024
 
 
 @dataclass(frozen=True)
@@ -151,9 +149,9 @@ def study(
         runner.start("training")
         # Train the two main designs also with the k that a head has by default.
         usual = [
-            (each, DEFAULT_K)
+            (each, defaults.K)
             for each in (SYSTEMATIC_DESIGN, DEFAULT_DESIGN)
-            if each in names and k < DEFAULT_K < text.num_classes
+            if each in names and k < defaults.K < text.num_classes
         ]
         trainings = [
             {**common, "design": design, "k": size, "rate": rates[design], "seed": each}
