@@ -173,7 +173,7 @@ def builds(num_classes: int, counts: np.ndarray, targets: np.ndarray) -> Callabl
 
 
 @dataclass(frozen=True)
-class Measured:
+class DesignCost:
     """Measurements of a design."""
 
     times: list[float]
@@ -194,11 +194,11 @@ def groups(names: list[str], num_classes: int, budget: float) -> Iterator[list[s
     yield group
 
 
-def measure(group: list[str], num_classes: int, rounds: int, data: Path) -> dict[str, Measured | str]:
+def measure(group: list[str], num_classes: int, rounds: int, data: Path) -> dict[str, DesignCost | str]:
     """Time the designs of a group in turn; a string says why a design could not run."""
     environment = {"THP_MEM_ALLOC_ENABLE": "1", "OMP_NUM_THREADS": str(torch.get_num_threads())}
     table = num_classes * (DIM + 1) * 4 / 2**30
-    found: dict[str, Measured | str] = {}
+    found: dict[str, DesignCost | str] = {}
     turns: dict[str, ContenderProcess] = {}
     with ExitStack() as stack:
         turns[FLOOR] = floor = ContenderProcess("design_cost:products", num_classes, data, environment)
@@ -223,7 +223,7 @@ def measure(group: list[str], num_classes: int, rounds: int, data: Path) -> dict
             continue
         # Subtract the memory of a process that only multiplies matrices: Python, torch, the counts.
         beyond = max(turn.peak_gib - 2 * table, peak - table) - floor.peak_gib
-        found[name] = Measured(times[name], median, setup, rebuild, max(0.0, beyond))
+        found[name] = DesignCost(times[name], median, setup, rebuild, max(0.0, beyond))
     return found
 
 
@@ -253,7 +253,7 @@ def run(names: list[str], num_classes: int, rounds: int, budget: float) -> list[
     counts, law = zipf_counts(num_classes)
     draw = Importance(counts, NUM_BATCHES * BATCH_SIZE)
     drawn = draw(torch.zeros(1, dtype=torch.int64), generator=torch.Generator().manual_seed(0)).ids()
-    measured: dict[str, Measured | str] = {}
+    measured: dict[str, DesignCost | str] = {}
     fitting = []
     for name in names:
         gib = DESIGNS[name].gib(num_classes)
@@ -274,7 +274,7 @@ def run(names: list[str], num_classes: int, rounds: int, budget: float) -> list[
     ]
 
 
-def columns(name: str, num_classes: int, measured: Measured | str) -> Row:
+def columns(name: str, num_classes: int, measured: DesignCost | str) -> Row:
     """Return the columns of one design; without numbers the note says why."""
     names = "step_ms_p20 step_ms step_ms_p80 to_products setup_s rebuild_s every rebuild_ms_per_step beyond_gib"
     empty: Row = dict.fromkeys([*names.split(), "products_gflops", "note"], "")

@@ -72,7 +72,7 @@ CONTENDERS = {
 
 
 @dataclass(frozen=True)
-class Measured:
+class StepCost:
     """Measurements of a contender, and the medians of the products and, if ours was in its group, of ours."""
 
     times: list[float]
@@ -103,14 +103,14 @@ def groups(names: list[str], num_classes: int, budget: float) -> Iterator[list[s
     yield anchors + group
 
 
-def measure(group: list[str], num_classes: int, rounds: int, data: Path, huge: bool) -> dict[str, Measured | str]:
+def measure(group: list[str], num_classes: int, rounds: int, data: Path, huge: bool) -> dict[str, StepCost | str]:
     """Time the contenders of a group in turn; a string says why a contender could not run."""
     environment = {
         "THP_MEM_ALLOC_ENABLE": str(int(huge)),
         "OMP_NUM_THREADS": str(torch.get_num_threads()),
         "TF_CPP_MIN_LOG_LEVEL": "3",
     }
-    missing: dict[str, Measured | str] = {}
+    missing: dict[str, StepCost | str] = {}
     turns: dict[str, ContenderProcess] = {}
     with ExitStack() as stack:
         for name in group:
@@ -130,7 +130,7 @@ def measure(group: list[str], num_classes: int, rounds: int, data: Path, huge: b
     floor, ours = (statistics.median(times[name]) if name in times else None for name in (FLOOR, OURS))
     assert floor is not None
     return missing | {
-        name: Measured(times[name], floor, turn.setup_s, turn.peak_gib, ours) for name, turn in turns.items()
+        name: StepCost(times[name], floor, turn.setup_s, turn.peak_gib, ours) for name, turn in turns.items()
     }
 
 
@@ -141,7 +141,7 @@ def run(names: list[str], num_classes: int, rounds: int, budget: float, huge: bo
     draw = Importance(counts, NUM_BATCHES * BATCH_SIZE)
     drawn = draw(torch.zeros(1, dtype=torch.int64), generator=torch.Generator().manual_seed(0)).ids()
     copy = copy_gb_per_s()
-    measured: dict[str, Measured | str] = {}
+    measured: dict[str, StepCost | str] = {}
     fitting = []
     for name in names:
         gib = CONTENDERS[name].gib(num_classes)
@@ -161,7 +161,7 @@ def run(names: list[str], num_classes: int, rounds: int, budget: float, huge: bo
     return [{"contender": name, "num_classes": num_classes, **columns(measured[name], ours), **about} for name in names]
 
 
-def columns(measured: Measured | str, ours: Measured | str | None) -> dict[str, object]:
+def columns(measured: StepCost | str, ours: StepCost | str | None) -> dict[str, object]:
     """Return the columns of one contender; without numbers the note says why."""
     names = "step_ms_p20 step_ms step_ms_p80 to_products to_manyclass steps peak_gib setup_s products_gflops note"
     empty: dict[str, object] = dict.fromkeys(names.split(), "")
@@ -170,7 +170,7 @@ def columns(measured: Measured | str, ours: Measured | str | None) -> dict[str, 
     to_ours: object = ""
     if measured.ours is not None:
         to_ours = round(statistics.median(measured.times) / measured.ours, 3)
-    elif isinstance(ours, Measured):
+    elif isinstance(ours, StepCost):
         to_ours = round(measured.ratio / ours.ratio, 3)
     low, median, high = (round(time * 1e3, 3) for time in quantiles(measured.times))
     return empty | {

@@ -253,7 +253,7 @@ def small_results(folder):
     for num_classes in step.SIZES:
         for huge in (0, 1):
             for i, name in enumerate(step.CONTENDERS, 1):
-                measured = step.Measured([i * 1e-3] * 3, 1e-3, setup_s=1.0, peak_gib=0.5 * i)
+                measured = step.StepCost([i * 1e-3] * 3, 1e-3, setup_s=1.0, peak_gib=0.5 * i)
                 slow = name == "torch exact" and num_classes == step.SIZES[-1]
                 columns = step.columns("would need 41 GiB" if slow else measured, measured)
                 rows.append({"contender": name, "num_classes": num_classes, **columns, "huge_pages": huge})
@@ -262,7 +262,7 @@ def small_results(folder):
     for num_classes in design_cost.SIZES:
         for i, name in enumerate(design_cost.DESIGNS, 1):
             seconds = (0.1,) * len(design_cost.DESIGNS[name].every)
-            measured = design_cost.Measured([i * 1e-3] * 3, 1e-3, setup_s=1.0, rebuild_s=seconds, beyond_gib=0.5)
+            measured = design_cost.DesignCost([i * 1e-3] * 3, 1e-3, setup_s=1.0, rebuild_s=seconds, beyond_gib=0.5)
             columns = design_cost.columns(name, num_classes, measured)
             designs.append({"design": name, "num_classes": num_classes, **columns, "huge_pages": 1})
     write_csv(folder / "design_cost.csv", designs)

@@ -11,7 +11,7 @@ Values = list[str] | np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)
-class Cells:
+class TableCells:
     """Some rows of a table.
 
     Args:
@@ -41,6 +41,6 @@ class TableFile(Protocol):
     columns: tuple[str, ...]
     types: dict[str, str]
 
-    def cells(self, columns: Sequence[str], *, label: str | None = None) -> Iterator[Cells]:
+    def cells(self, columns: Sequence[str], *, label: str | None = None) -> Iterator[TableCells]:
         """Yield all rows, a few thousand at a time: these columns, and the label column as text."""
         ...

@@ -5,7 +5,7 @@ from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from manyclass.data._cells import Cells
+from manyclass.data._cells import TableCells
 from manyclass.data.files import blocks, one_line
 from manyclass.errors import UserError
 
@@ -39,7 +39,7 @@ class CsvTable:
         self.columns = tuple(cell.strip() for cell in first[1])
         self.types: dict[str, str] = {}
 
-    def cells(self, columns: Sequence[str], *, label: str | None = None) -> Iterator[Cells]:
+    def cells(self, columns: Sequence[str], *, label: str | None = None) -> Iterator[TableCells]:
         """Yield all rows, a few thousand at a time; see `TableFile`."""
         places: list[int] = []
         rows: list[list[str]] = []
@@ -59,9 +59,9 @@ class CsvTable:
         if rows:
             yield self._cells(places, rows, done, {*columns, label})
 
-    def _cells(self, places: list[int], rows: list[list[str]], done: int, wanted: set[str | None]) -> Cells:
+    def _cells(self, places: list[int], rows: list[list[str]], done: int, wanted: set[str | None]) -> TableCells:
         columns = zip(self.columns, zip(*rows, strict=True), strict=True)
-        return Cells(places, {name: list(cells) for name, cells in columns if name in wanted}, done)
+        return TableCells(places, {name: list(cells) for name, cells in columns if name in wanted}, done)
 
     def _records(self) -> Generator[tuple[int, list[str], int]]:
         """Yield the first line of each record, its cells, and the bytes read so far; blank lines are skipped."""

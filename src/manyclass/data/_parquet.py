@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from manyclass.data._cells import Cells, Values
+from manyclass.data._cells import TableCells, Values
 from manyclass.data.files import one_line, reading
 from manyclass.errors import UserError
 
@@ -43,7 +43,7 @@ class ParquetTable:
             self.columns: tuple[str, ...] = self._guarded(lambda: tuple(schema.names))
             self.types = {column: _column_type(schema.field(i).type) for i, column in enumerate(self.columns)}
 
-    def cells(self, columns: Sequence[str], *, label: str | None = None) -> Iterator[Cells]:
+    def cells(self, columns: Sequence[str], *, label: str | None = None) -> Iterator[TableCells]:
         """Yield all rows, a few thousand at a time; see `TableFile`."""
         wanted = [column for column in self.columns if column in columns or column == label]
         with self._opened() as file:
@@ -53,7 +53,9 @@ class ParquetTable:
             while (batch := self._guarded(lambda: next(stream, None))) is not None:
                 cells = self._guarded(lambda batch=batch: self._values(batch, label))
                 number = batch.num_rows
-                yield Cells(range(done, done + number), cells, min(self._size, self._size * (done + number) // total))
+                yield TableCells(
+                    range(done, done + number), cells, min(self._size, self._size * (done + number) // total)
+                )
                 done += number
 
     def _values(self, batch: Any, label: str | None) -> dict[str, Values]:

@@ -29,7 +29,7 @@ _OPENERS: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".xz": lzma.open, "
 
 
 @dataclass(frozen=True)
-class Block:
+class LineBlock:
     """Whole lines of a text file.
 
     Args:
@@ -72,12 +72,12 @@ def line_batches(path: Path, size: int, *, name: str = "data") -> Iterator[list[
             yield numbered[first : first + size]
 
 
-def blocks(path: Path, *, name: str = "data") -> Iterator[Block]:
+def blocks(path: Path, *, name: str = "data") -> Iterator[LineBlock]:
     """Yield the lines of a UTF-8 file, about a mebibyte at a time; see `lines`."""
     yield from _checked(_of_file(path, name), path, name)
 
 
-def _checked(pieces: Iterator[tuple[bytes, int]], path: Path, name: str) -> Iterator[Block]:
+def _checked(pieces: Iterator[tuple[bytes, int]], path: Path, name: str) -> Iterator[LineBlock]:
     for block in _whole_lines(pieces, path, name):
         try:
             if not block.data.isascii():
@@ -208,7 +208,7 @@ def _of_standard_input() -> Iterator[tuple[bytes, int]]:
         yield piece, done
 
 
-def _whole_lines(pieces: Iterator[tuple[bytes, int]], path: Path, name: str) -> Iterator[Block]:
+def _whole_lines(pieces: Iterator[tuple[bytes, int]], path: Path, name: str) -> Iterator[LineBlock]:
     first, done = 1, 0
     rest: list[bytes] = []  # parts of an unfinished line
     held = b""  # a carriage return whose line feed may follow
@@ -223,7 +223,7 @@ def _whole_lines(pieces: Iterator[tuple[bytes, int]], path: Path, name: str) -> 
         if end:
             data = b"".join([*rest, piece[:end]])
             rest = []
-            yield Block(data, first, done)
+            yield LineBlock(data, first, done)
             first += data.count(b"\n")
         rest.append(piece[end:])
         if sum(map(len, rest)) > _MAX_LINE_BYTES:
@@ -231,7 +231,7 @@ def _whole_lines(pieces: Iterator[tuple[bytes, int]], path: Path, name: str) -> 
             raise UserError(f"`{name}` must have lines of {limit}, got a longer one, line {first} of {path}")
     last = b"".join(rest)
     if last or held:
-        yield Block(last + b"\n", first, done)
+        yield LineBlock(last + b"\n", first, done)
 
 
 def _decompressed(raw: IO[bytes], path: Path) -> IO[bytes]:

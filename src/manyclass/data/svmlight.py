@@ -14,7 +14,7 @@ import numpy as np
 
 from manyclass.data._pairs import pairs
 from manyclass.data.chunks import Chunk, as_schema, check_format
-from manyclass.data.files import Block, ReadProgress, blocks, lines, reading, shown
+from manyclass.data.files import LineBlock, ReadProgress, blocks, lines, reading, shown
 from manyclass.data.names import MAX_LABEL_CHARACTERS, label_fault
 from manyclass.data.schema import MAX_FEATURES, Schema
 from manyclass.errors import UserError
@@ -137,7 +137,7 @@ class SvmlightReader:
         """Return the highest index a feature may have."""
         return (self._num_features or MAX_FEATURES) - 1 + self._base
 
-    def _parsed_carefully(self, block: Block, blanks: int) -> _Parsed:
+    def _parsed_carefully(self, block: LineBlock, blanks: int) -> _Parsed:
         """Parse as `_parsed_fast` does, and name the line of the first fault."""
         labels: list[tuple[str, ...]] = []
         number: list[int] = []

@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from manyclass.data._cells import Cells, TableFile, Values
+from manyclass.data._cells import TableCells, TableFile, Values
 from manyclass.data._csv import CsvTable
 from manyclass.data._hashing import hashed
 from manyclass.data._parquet import ParquetTable
@@ -151,7 +151,7 @@ class TableReader:
         width = width if text else 0
         return Schema(format, len(numbers) + width, text, label=self._label, columns=columns, width=width)
 
-    def _features(self, cells: Cells) -> Any:
+    def _features(self, cells: TableCells) -> Any:
         from scipy.sparse import csr_array, hstack
 
         columns = self.schema.columns
@@ -170,7 +170,7 @@ class TableReader:
         words = hashed(texts, self.schema.width)
         return csr_array(hstack([csr_array(numbers), words], format="csr", dtype=np.float32))
 
-    def _numbers(self, cells: Cells, column: str) -> "np.ndarray[Any, Any]":
+    def _numbers(self, cells: TableCells, column: str) -> "np.ndarray[Any, Any]":
         """Return the numbers of a column, float64, NaN where missing."""
         values = cells.columns[column]
         found = values if isinstance(values, np.ndarray) else _floats(values)
@@ -181,7 +181,7 @@ class TableReader:
                 self._at(f"must have finite numbers in column {column!r}, got {shown(str(value))}", place)
         return np.array([_number(str(value)) for value in values], dtype=np.float64)
 
-    def _labels(self, cells: Cells) -> list[tuple[str, ...]] | None:
+    def _labels(self, cells: TableCells) -> list[tuple[str, ...]] | None:
         if self._label is None:
             return None
         labels = [label.strip() for label in _texts(cells.columns[self._label])]
@@ -209,7 +209,7 @@ def _number_column(name: str, mean: float, variance: float) -> Column:
     return Column(name, "number", mean if math.isfinite(mean) else 0.0, 1.0 if flat else scale)
 
 
-def _column_type(sample: Sequence[Cells], column: str) -> str:
+def _column_type(sample: Sequence[TableCells], column: str) -> str:
     seen = False
     for cells in sample:
         for cell in _texts(cells.columns[column]):

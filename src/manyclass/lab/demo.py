@@ -73,11 +73,11 @@ def run_demo(out: Path, *, seconds: float, files: int | None, seed: int, device:
     """
     claim_folder(out, "demo")
     text = standard_library(files=files, seed=seed)
-    kind = TASKS["text"]
-    assert isinstance(kind, TextTask)
-    settings = Settings(**{**_SETTINGS.to_json(), "seconds": seconds, "seed": seed}).over(kind.defaults)
-    task = kind.training_data(text, settings, {"split": "spaces"})
-    print("\n".join(task.summary))
+    task = TASKS["text"]
+    assert isinstance(task, TextTask)
+    settings = Settings(**{**_SETTINGS.to_json(), "seconds": seconds, "seed": seed}).over(task.defaults)
+    data = task.training_data(text, settings, {"split": "spaces"})
+    print("\n".join(data.summary))
 
     print(f"\nSampled training: {seconds:g} seconds, about a thousand classes scored per step.", flush=True)
     folder = out / "model"
@@ -89,13 +89,13 @@ def run_demo(out: Path, *, seconds: float, files: int | None, seed: int, device:
         device=device,
         callbacks=[ProgressLine(file=sys.stdout)],
     )
-    fitted = train(task, folder, options)
+    fitted = train(data, folder, options)
     if fitted.measured is None:
         raise KeyboardInterrupt
     sampled = DemoTraining(fitted.history.records, fitted.measured, fitted.history.progress.step)
 
     print(f"\nExact training: {seconds:g} seconds, all {text.num_classes:,} classes scored per step.", flush=True)
-    exact = _train_exact(task, seconds, device)
+    exact = _train_exact(data, seconds, device)
     verdict = compare(sampled, exact, seconds)
     print(f"\n{verdict}")
 
@@ -104,16 +104,16 @@ def run_demo(out: Path, *, seconds: float, files: int | None, seed: int, device:
     print("\nNext tokens that the saved and reloaded model predicts:")
     for prompt, predicted in completions:
         print(f"  {prompt:24} {predicted}")
-    page = write_report(_report(text, task, sampled, exact, verdict, completions, seconds), out).page
+    page = write_report(_report(text, data, sampled, exact, verdict, completions, seconds), out).page
     print(f"\nreport  {page}\nmodel   {folder}")
     return page
 
 
-def _train_exact(task: TrainingData, seconds: float, device: str) -> DemoTraining:
+def _train_exact(data: TrainingData, seconds: float, device: str) -> DemoTraining:
     """Train the same model on the same batches with PyTorch's softmax over all classes."""
-    settings = task.spec.settings
+    settings = data.spec.settings
     torch.manual_seed(settings.seed)
-    model = Model(task.spec).to(device)
+    model = Model(data.spec).to(device)
     learner = ExactSoftmax(model.head.to_linear())
     table = {id(parameter): parameter for parameter in learner.parameters()}
     others = [parameter for parameter in model.encoder.parameters() if id(parameter) not in table]
@@ -123,14 +123,14 @@ def _train_exact(task: TrainingData, seconds: float, device: str) -> DemoTrainin
             module.sparse = False
     history = Training(
         learner,
-        task.train,
+        data.train,
         [
             torch.optim.Adagrad(list(table.values()), lr=settings.learning_rate or 0.1),
             torch.optim.Adam(others, lr=settings.encoder_learning_rate or 0.001),
         ],
         encoder=model.encoder,
         seconds=seconds,
-        held_out=HeldOut(task.held_out(EVALUATED_TOKENS), seconds=seconds / EVALUATIONS_PER_TRAINING),
+        held_out=HeldOut(data.held_out(EVALUATED_TOKENS), seconds=seconds / EVALUATIONS_PER_TRAINING),
         report_every=20,
         clip=settings.clip,
         callbacks=[ProgressLine(file=sys.stdout)],
@@ -138,7 +138,7 @@ def _train_exact(task: TrainingData, seconds: float, device: str) -> DemoTrainin
     ).run()
     if history.stopped == "interrupted":
         raise KeyboardInterrupt
-    return DemoTraining(history.records, measure(model, task.held_out(None)), history.progress.step)
+    return DemoTraining(history.records, measure(model, data.held_out(None)), history.progress.step)
 
 
 def compare(sampled: DemoTraining, exact: DemoTraining, seconds: float) -> str:
@@ -185,7 +185,7 @@ def complete(model: Model, prompts: Sequence[str]) -> list[tuple[str, str]]:
 
 def _report(
     text: Text,
-    task: TrainingData,
+    data: TrainingData,
     sampled: DemoTraining,
     exact: DemoTraining,
     verdict: str,
@@ -251,7 +251,7 @@ def _report(
     )
     return Report(
         "The next token of Python source",
-        f"{'; '.join(task.summary)}.",
+        f"{'; '.join(data.summary)}.",
         [
             Section("Sampled and exact training in equal time", [verdict, curves]),
             Section(

@@ -6,17 +6,17 @@ from pathlib import Path
 from manyclass.errors import UserError
 
 
-def claim_folder(path: Path, kind: str) -> None:
+def claim_folder(path: Path, command: str) -> None:
     """Create the output folder, or check that an earlier run of the same command created it.
 
     Args:
         path: the folder.
-        kind: the command that writes into it; a marker file carries this name.
+        command: the command that writes into it; a marker file carries this name.
 
     Raises:
         UserError: the path is not a folder, is not writable, or holds files that no run of this command wrote.
     """
-    marker = path / f".manyclass-{kind}"
+    marker = path / f".manyclass-{command}"
     try:
         path.mkdir(parents=True, exist_ok=True)
         if not marker.exists() and any(path.iterdir()):

@@ -20,7 +20,7 @@ Matrix = list[float]
 _INITIAL_STEPS = 64
 
 
-class History(TypedDict):
+class StepHistory(TypedDict):
     """Products over the steps so far, as plain data: torch.load reads no other with `weights_only=True`."""
 
     steps: int
@@ -29,12 +29,12 @@ class History(TypedDict):
     table: Tensor
 
 
-def empty(device: torch.device) -> History:
+def empty(device: torch.device) -> StepHistory:
     """Return a history of no steps."""
     return {"steps": 0, "runs": [], "table": _identity(2 * _INITIAL_STEPS, device)}
 
 
-def append(history: History, matrix: Matrix) -> None:
+def append(history: StepHistory, matrix: Matrix) -> None:
     """Add a step, and the runs that it completes."""
     steps, table = history["steps"], history["table"]
     if 2 * steps + 1 >= len(table):
@@ -49,7 +49,7 @@ def append(history: History, matrix: Matrix) -> None:
     history["steps"] = steps + 1
 
 
-def since(history: History, start: Tensor) -> Tensor:
+def since(history: StepHistory, start: Tensor) -> Tensor:
     """Return products [N, 2, 2] over the runs of steps [start, T), for starts [N] in [0, T]."""
     steps, table = history["steps"], history["table"]
     product = _identity(1, table.device).expand(len(start), 2, 2)
@@ -62,7 +62,7 @@ def since(history: History, start: Tensor) -> Tensor:
     return suffixes[torch.searchsorted(ends, start)] @ product
 
 
-def _suffixes(history: History) -> tuple[Tensor, Tensor]:
+def _suffixes(history: StepHistory) -> tuple[Tensor, Tensor]:
     """Return the starts of the runs that T falls into, then T [R + 1], and the products from there on [R + 1, 2, 2]."""
     starts, products = [history["steps"]], [[1.0, 0.0, 0.0, 1.0]]
     for run in reversed(history["runs"]):
