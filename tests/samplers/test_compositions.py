@@ -18,6 +18,7 @@ from manyclass.samplers import (
     Systematic,
     WithExplicit,
 )
+from tests.samplers.test_rebuild import train
 
 C, D, B, K = 90, 6, 16, 24
 FIXED = torch.tensor([0, 4, 7])
@@ -53,19 +54,6 @@ def head_and_batch(sampler):
     return head, torch.randn(B, D, generator=generator), torch.randint(C, (B,), generator=generator)
 
 
-def train(head, hidden, target, steps, first=0):
-    losses = []
-    for step in range(first, first + steps):
-        head.zero_grad()
-        loss = head(hidden, target, generator=torch.Generator().manual_seed(step))
-        loss.backward()
-        with torch.no_grad():
-            for parameter in head.parameters():
-                parameter -= 0.5 * parameter.grad
-        losses.append(loss.item())
-    return losses
-
-
 def innermost(sampler):
     while isinstance(sampler, Budget | WithExplicit):
         sampler = sampler.sampler
@@ -88,7 +76,7 @@ def test_a_wrapped_sampler_learns_as_it_does_alone(name, wrapper):
     assert head.sampler.learns == alone.learns
     inner = innermost(head.sampler)
     before = inner.estimate.clone() if isinstance(inner, Learned) else None
-    train(head, hidden, target, 12)
+    train(head, hidden, target, range(12))
     if before is not None:
         changed = inner.estimate != before
         assert changed.sum() > K / 2
@@ -106,7 +94,7 @@ def test_class_vectors_are_attached_to_a_wrapped_sampler(name, wrapper):
     inner = innermost(head.sampler)
     assert vectors_of(inner)[0] is head.weight
     if isinstance(inner, Clustered | Nearest):
-        train(head, hidden, target, 3)
+        train(head, hidden, target, range(3))
         assert inner.schedule.steps == 3
     twin = copy.deepcopy(head)
     assert vectors_of(innermost(twin.sampler))[0] is twin.weight
@@ -116,32 +104,32 @@ def test_class_vectors_are_attached_to_a_wrapped_sampler(name, wrapper):
 @pytest.mark.parametrize("name", INNER)
 def test_a_wrapped_sampler_is_resized_and_trains_on(name, wrapper):
     head, hidden, target = head_and_batch(WRAPPERS[wrapper](INNER[name]()))
-    train(head, hidden, target, 6)
+    train(head, hidden, target, range(6))
     head.resize(C + 9)
     assert head.sampler.num_classes == innermost(head.sampler).num_classes == C + 9
-    assert all(torch.tensor(train(head, hidden, torch.arange(B) + C - 7, 6)).isfinite())
+    assert all(torch.tensor(train(head, hidden, torch.arange(B) + C - 7, range(6))).isfinite())
 
 
 @pytest.mark.parametrize("wrapper", WRAPPERS)
 @pytest.mark.parametrize("name", INNER)
 def test_a_composition_continues_from_a_loaded_state(name, wrapper):
     head, hidden, target = head_and_batch(WRAPPERS[wrapper](INNER[name]()))
-    train(head, hidden, target, 7)
+    train(head, hidden, target, range(7))
     other, _, _ = head_and_batch(WRAPPERS[wrapper](INNER[name]()))
     other.load_state_dict(head.state_dict())
-    assert train(head, hidden, target, 7, first=7) == train(other, hidden, target, 7, first=7)
+    assert train(head, hidden, target, range(7, 14)) == train(other, hidden, target, range(7, 14))
 
 
 @pytest.mark.parametrize("num_classes", [C - 9, C + 9])
 @pytest.mark.parametrize("name", INNER)
 def test_a_state_saved_right_after_a_resize_can_be_loaded(name, num_classes):
     head, hidden, target = head_and_batch(INNER[name]())
-    train(head, hidden, target % (C - 9), 7)
+    train(head, hidden, target % (C - 9), range(7))
     head.resize(num_classes)
     other, _, _ = head_and_batch(INNER[name]())
     other.resize(num_classes)
     other.load_state_dict(head.state_dict())
-    assert train(head, hidden, target % (C - 9), 7) == train(other, hidden, target % (C - 9), 7)
+    assert train(head, hidden, target % (C - 9), range(7)) == train(other, hidden, target % (C - 9), range(7))
 
 
 @pytest.mark.parametrize("num_classes", [C - 9, C + 9])
@@ -173,7 +161,7 @@ def test_a_budget_of_a_composition_adjusts_k_or_is_refused(name, wrapper):
     head, hidden, target = head_and_batch(Budget(wrapped, 1e-3, every=2))
     inner = innermost(head.sampler)
     before = inner.k
-    train(head, hidden, target, 8)
+    train(head, hidden, target, range(8))
     assert head.sampler.k == inner.k > before
     if isinstance(inner, Learned):
         assert inner.schedule.steps == 8
@@ -190,14 +178,14 @@ def test_nothing_is_learned_from_slots_emptied_by_the_explicit_set():
     inner = head.sampler.sampler
     before = inner.estimate.clone()
     target = torch.arange(B)
-    train(head, hidden, target, 5)
+    train(head, hidden, target, range(5))
     assert torch.equal(inner.estimate[target], before[target])
     assert not torch.equal(inner.estimate, before)
 
 
 def test_learned_draws_no_class_of_a_fixed_explicit_set():
     head, hidden, target = head_and_batch(WithExplicit(Learned(counts(), K, every=4), FIXED))
-    train(head, hidden, target, 12)
+    train(head, hidden, target, range(12))
     drawn = head.sampler.sampler(target, generator=torch.Generator().manual_seed(0))
     assert drawn.ids().shape == (B, K)
     assert not torch.isin(drawn.ids(), FIXED).any()
