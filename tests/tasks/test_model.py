@@ -49,6 +49,7 @@ def test_the_best_is_opened_and_else_the_newest(trained, tmp_path):
     "change",
     [
         lambda content: content.update(kind="pictures"),
+        lambda content: content.update(kind={}),
         lambda content: content.pop("names"),
         lambda content: content.update(names=content["counts"]),
         lambda content: content.update(counts=content["counts"][:3]),

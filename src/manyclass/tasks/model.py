@@ -123,11 +123,11 @@ def spec_from_content(content: object, path: Path) -> ModelSpec:
     Raises:
         UserError: the content is not that of a model.
     """
-    if isinstance(content, dict) and content.get("kind") in TASKS and content.get("format") != CONTENT_FORMAT:
-        raise UserError(f"cannot read {path}: it was written by an earlier version of manyclass; train it again")
     with _naming_file(path):
         if not isinstance(content, dict) or content.get("kind") not in TASKS:
             raise ValueError("it holds a model of an unknown kind of data")
+        if content.get("format") != CONTENT_FORMAT:
+            raise ValueError("it was written by an earlier version of manyclass; train it again")
         if not isinstance(content["config"], dict):
             raise ValueError("it does not say how inputs are read")
         spec = ModelSpec(
