@@ -16,6 +16,7 @@ from manyclass.lab.softmax import ExactSoftmax
 from manyclass.lab.study.designs import DESIGNS
 from manyclass.optim import RowAdagrad
 from manyclass.samplers import Systematic
+from manyclass.storage import atomic_write
 from manyclass.training import Callback, HeldOut, Record, Training
 
 CONTEXT, WORD_DIM, DIM, BATCH_SIZE = 5, 64, 128, 512
@@ -84,7 +85,9 @@ def loss_columns(points: tuple[Record, ...]) -> dict[str, Any]:
 
 def save_text(text: Text, path: Path) -> None:
     """Save a text's token ids for worker processes."""
-    torch.save({"train": text.train.int(), "held_out": text.held_out.int(), "num_classes": text.num_classes}, path)
+    kept = {"train": text.train.int(), "held_out": text.held_out.int(), "num_classes": text.num_classes}
+    with atomic_write(path) as temporary:
+        torch.save(kept, temporary)
 
 
 @functools.cache
