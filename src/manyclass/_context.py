@@ -1,0 +1,31 @@
+"""The context that a call runs in: autocast, transforms of torch.func, torch.compile, recomputation in a backward pass."""
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+
+
+@contextlib.contextmanager
+def isolated() -> Iterator[None]:
+    """Run a block that builds lasting state as if nothing surrounded the call.
+
+    Autocast would compute it in 16 bits, `inference_mode` would make tensors that cannot be trained with, and
+    `with torch.device(...)` would put them on another device: without a `device` they are made on the CPU.
+    """
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.no_grad())
+        for kind in ("cpu", "cuda"):
+            if torch.is_autocast_enabled(kind):
+                stack.enter_context(torch.autocast(kind, enabled=False))
+        stack.enter_context(torch.device("cpu"))
+        yield
+
+
+def is_transformed() -> bool:
+    """Return True inside torch.compile, torch.export or a transform of torch.func.
+
+    Tensors made there are symbols or wrappers that end with the call, so no lasting state may be built from them.
+    """
+    return torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None
