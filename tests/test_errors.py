@@ -32,14 +32,22 @@ TARGET = torch.zeros(B, dtype=torch.int64)
 REFUSED = {
     # Weights, counts and probabilities.
     "zero weight": (
-        lambda: Importance(weights(3, 0.0), 2)(TARGET),
+        lambda: Importance(ClassCounts(weights(3, 0.0), smoothing=0), 2)(TARGET),
         ValueError,
         r"`weights` must be above 0 for every class that is not explicit, got 0 at position 3",
     ),
-    "zero weight, systematic": (lambda: Systematic(weights(3, 0.0), 2)(TARGET), ValueError, r"`weights` .* position 3"),
-    "zero count": (lambda: Bernoulli(weights(3, 0.0), 2)(TARGET), ValueError, r"`counts` .* got 0 at position 3"),
+    "zero weight, systematic": (
+        lambda: Systematic(ClassCounts(weights(3, 0.0), smoothing=0), 2)(TARGET),
+        ValueError,
+        r"`weights` .* position 3",
+    ),
+    "zero count": (
+        lambda: Bernoulli(ClassCounts(weights(3, 0.0), smoothing=0), 2)(TARGET),
+        ValueError,
+        r"`counts` .* got 0 at position 3",
+    ),
     "zero weight, another class explicit": (
-        lambda: WithExplicit(Importance(weights(3, 0.0), 2), torch.tensor([4]))(TARGET),
+        lambda: WithExplicit(Importance(ClassCounts(weights(3, 0.0), smoothing=0), 2), torch.tensor([4]))(TARGET),
         ValueError,
         r"`weights` .* got 0 at position 3",
     ),

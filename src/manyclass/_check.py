@@ -137,8 +137,13 @@ def ids(
 
 
 def nonnegative_vector(name: str, value: object, num_classes: int | None = None) -> Tensor:
-    """Check a vector of finite non-negative numbers, not all zero; return float64. It synchronises with a GPU."""
+    """Check a vector of finite non-negative numbers, not all zero; return float64. It synchronises with a GPU.
+
+    A tensor on the meta device has no values: ones on the CPU stand for it until a state dict is loaded.
+    """
     value = tensor(name, value)
+    if value.is_meta:
+        value = torch.ones(value.shape, device="cpu")
     if value.is_complex() or value.dtype == torch.bool:
         raise TypeError(f"`{name}` must hold numbers, got {value.dtype}")
     if value.dim() != 1 or value.numel() == 0:

@@ -1,4 +1,4 @@
-"""The context that a call runs in: autocast, transforms of torch.func, torch.compile, recomputation in a backward pass."""
+"""The context that a call runs in: autocast, a transform of torch.func, torch.compile, a backward pass."""
 
 import contextlib
 from collections.abc import Iterator
@@ -13,13 +13,17 @@ def isolated() -> Iterator[None]:
     Autocast would compute it in 16 bits, `inference_mode` would make tensors that cannot be trained with, and
     `with torch.device(...)` would put them on another device: without a `device` they are made on the CPU.
     """
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(torch.inference_mode(False))
-        stack.enter_context(torch.no_grad())
+    with contextlib.ExitStack() as stack, torch.no_grad():
+        # A step enters this block too, so it only undoes what is there.
+        if torch.is_inference_mode_enabled():
+            stack.enter_context(torch.inference_mode(False))
+            stack.enter_context(torch.no_grad())
         for kind in ("cpu", "cuda"):
             if torch.is_autocast_enabled(kind):
                 stack.enter_context(torch.autocast(kind, enabled=False))
-        stack.enter_context(torch.device("cpu"))
+        # A default device is one of the modes that see every call of a torch function.
+        if torch._C._len_torch_function_stack():
+            stack.enter_context(torch.device("cpu"))
         yield
 
 
@@ -28,4 +32,9 @@ def is_transformed() -> bool:
 
     Tensors made there are symbols or wrappers that end with the call, so no lasting state may be built from them.
     """
-    return torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None
+    return torch.compiler.is_compiling() or is_functional()
+
+
+def is_functional() -> bool:
+    """Return True inside a transform of torch.func. In a compiled graph, which holds none of ours, return False."""
+    return not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None

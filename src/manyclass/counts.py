@@ -1,11 +1,13 @@
 """Class counts, and the exponent of the paper's Bernoulli probabilities."""
 
 import math
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
 
 from manyclass import _check
+from manyclass._plain_state import load_state, move_state, save_state, saved_vector
 
 CHUNK_CLASSES = 1 << 22
 
@@ -32,12 +34,13 @@ class ClassCounts(nn.Module):
         tensor([6., 3., 2.], dtype=torch.float64)
     """
 
-    _bits: Tensor
+    saved = ("raw",)
+    _apply, _save_to_state_dict, _load_from_state_dict = move_state, save_state, load_state
 
     def __init__(self, counts: Tensor, *, smoothing: float = 1.0) -> None:
         super().__init__()
         self.smoothing = _check.number("smoothing", smoothing, low=0)
-        self._store(_check.nonnegative_vector("counts", counts).clone())
+        self.raw = _check.nonnegative_vector("counts", counts).clone()
 
     @classmethod
     def from_targets(cls, targets: Tensor, num_classes: int, *, smoothing: float = 1.0) -> "ClassCounts":
@@ -50,7 +53,7 @@ class ClassCounts(nn.Module):
     def streaming(cls, num_classes: int, *, smoothing: float = 1.0) -> "ClassCounts":
         """Return counts that start at zero and grow by `update`."""
         _check.integer("num_classes", num_classes, 1)
-        counts = cls(torch.ones(num_classes), smoothing=smoothing)
+        counts = cls(torch.ones(num_classes, device="cpu"), smoothing=smoothing)
         counts.raw.zero_()
         return counts
 
@@ -62,24 +65,28 @@ class ClassCounts(nn.Module):
             raise ValueError(f"`counts` must have length {num_classes}, got {counts.num_classes}")
         return counts
 
-    def _store(self, counts: Tensor) -> None:
-        # Stored as int64 bits, because `.half()` and `.to(dtype)` convert every floating-point buffer of a model.
-        self.register_buffer("_bits", counts.view(torch.int64))
+    def move(self, device: torch.device) -> None:
+        """Move the counts to a device."""
+        self.raw = self.raw.to(device)
 
-    @property
-    def raw(self) -> Tensor:
-        """The counts as observed, float64 [C]."""
-        return self._bits.view(torch.float64)
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Continue from saved counts of as many classes."""
+        raw = saved_vector("raw", state["raw"], torch.float64, self.num_classes)
+        if not math.isfinite(raw.sum()):
+            raise ValueError("`raw` must have a finite sum, got an infinite one")
+        self.raw = raw
+
+    device = property(lambda self: self.raw.device)
 
     @property
     def num_classes(self) -> int:
         """The number of classes, C."""
-        return self._bits.shape[0]
+        return self.raw.shape[0]
 
     def update(self, targets: Tensor) -> None:
         """Count more targets, a tensor of class ids of any shape; samplers use them after their next `refresh()`."""
         targets = _check.ids("targets", targets, self.num_classes).reshape(-1)
-        _check.device("targets", targets, self._bits.device)
+        _check.device("targets", targets, self.device)
         self.raw.index_add_(0, targets, targets.new_ones(targets.shape, dtype=torch.float64))
 
     def weights(self, power: float = 1.0) -> Tensor:
@@ -106,7 +113,7 @@ class ClassCounts(nn.Module):
         counts = self.raw.new_zeros(num_classes)
         kept = min(num_classes, self.num_classes)
         counts[:kept] = self.raw[:kept]
-        self._store(counts)
+        self.raw = counts
 
     def extra_repr(self) -> str:
         """Return the options shown by `repr`."""

@@ -77,7 +77,9 @@ def test_k_can_be_changed(make):
     [
         (lambda: Bernoulli.proportional(torch.ones(5), 6), r"`k` must be in \[1, 5\], got 6"),
         (
-            lambda: Bernoulli.proportional(torch.tensor([1.0, 0.0, 1.0]), 2)(torch.tensor([0])),
+            lambda: Bernoulli.proportional(ClassCounts(torch.tensor([1.0, 0.0, 1.0]), smoothing=0), 2)(
+                torch.tensor([0])
+            ),
             r"`weights` must be above 0 for every class that is not explicit, got 0 at position 1",
         ),
         (

@@ -8,7 +8,7 @@ import torch
 
 from manyclass import ClassCounts, ClassHead, ScorerHead, diagnose
 from manyclass.heads import flatten_examples
-from manyclass.heads.sampled import rmse_log_z
+from manyclass.heads._learning import rmse_log_z
 from manyclass.objectives import LogisticRanking
 from manyclass.samplers import Bernoulli, Budget, Importance, InBatch, Learned, Systematic
 
@@ -161,7 +161,7 @@ def test_class_vectors_are_attached_to_the_inner_sampler():
     head, hidden, target = head_and_batch(Budget(Systematic(torch.ones(C), 100, order="cluster"), 0.1))
     train(head, hidden, target, 1)
     assert head.sampler.sampler.order.vectors[0] is head.weight
-    assert head.sampler.sampler.table.order.tolist() != list(range(C))
+    assert head.sampler.sampler.comb.table.order.tolist() != list(range(C))
 
 
 def test_a_budget_works_in_a_scorer_head_and_can_be_resized():

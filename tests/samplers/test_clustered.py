@@ -127,8 +127,7 @@ def test_the_clusters_are_part_of_the_state():
 
 def test_shares_of_a_cluster_sum_to_one_and_every_position_finds_its_class():
     vectors, weights, _ = model()
-    clusters = Clusters(weights, 5)
-    clusters.fit(vectors, weights)
+    clusters = Clusters.of(vectors, weights, Clusters.by_id(weights, 5).centroids)
     ids = torch.arange(C)
     cluster, share = clusters.cluster_of(ids), clusters.share(ids)
     totals = torch.zeros(5, dtype=torch.float64).index_add_(0, cluster, share)
@@ -150,7 +149,9 @@ def test_shares_of_a_cluster_sum_to_one_and_every_position_finds_its_class():
         (lambda: Clustered(torch.ones(5), 3, group_size=0), r"`group_size` must be at least 1, got 0"),
         (lambda: Clustered(torch.ones(5), 3).attach(torch.ones(4, 2)), r"`weight` must have shape \[5, D\]"),
         (
-            lambda: Clustered(torch.tensor([1.0, 0.0, 1.0]), 2, explicit=0)(torch.tensor([0])),
+            lambda: Clustered(ClassCounts(torch.tensor([1.0, 0.0, 1.0]), smoothing=0), 2, explicit=0)(
+                torch.tensor([0])
+            ),
             r"`weights` must be above 0 for every class that is not explicit, got 0 at position 1",
         ),
     ],

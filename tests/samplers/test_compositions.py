@@ -64,7 +64,7 @@ def vectors_of(sampler):
     """Return the class vectors attached to a sampler."""
     if isinstance(sampler, Clustered | Nearest):
         return sampler.schedule.vectors
-    order = getattr(sampler.sampler if isinstance(sampler, Learned) else sampler, "order", None)
+    order = getattr(sampler, "order", None)
     return () if order is None else order.vectors
 
 

@@ -78,7 +78,10 @@ def test_refresh_and_resize_follow_the_counts():
     [
         (lambda: InBatch(WEIGHTS, -1), r"`k` must be at least 0, got -1"),
         (lambda: InBatch(-WEIGHTS), r"`counts` must be finite and not negative, got -5.0 at position 0"),
-        (lambda: InBatch(torch.tensor([1.0, 0.0]))(torch.tensor([0])), r"`counts` must be above 0 .* position 1"),
+        (
+            lambda: InBatch(ClassCounts(torch.tensor([1.0, 0.0]), smoothing=0))(torch.tensor([0])),
+            r"`counts` must be above 0 .* position 1",
+        ),
     ],
 )
 def test_bad_arguments_are_named(make, message):

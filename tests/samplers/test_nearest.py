@@ -252,7 +252,7 @@ def test_without_faiss_the_error_says_what_to_install(monkeypatch):
             r"`bias` must have shape \[5\], got \[4\]",
         ),
         (
-            lambda: Nearest(torch.tensor([1.0, 0.0, 1.0]), 2)(torch.tensor([0])),
+            lambda: Nearest(ClassCounts(torch.tensor([1.0, 0.0, 1.0]), smoothing=0), 2)(torch.tensor([0])),
             r"`weights` must be above 0 for every class that is not explicit, got 0 at position 1",
         ),
     ],

@@ -1,6 +1,7 @@
 """Heads: the modules that hold the parameters of classes."""
 
 from manyclass.heads._default import choose_sampler as choose_sampler
+from manyclass.heads._learning import draw_candidates as draw_candidates
 from manyclass.heads.exact import ChunkedHead as ChunkedHead
 from manyclass.heads.exact import TopK as TopK
 from manyclass.heads.exact import exact_log_z as exact_log_z
@@ -11,5 +12,4 @@ from manyclass.heads.examples import flatten_examples as flatten_examples
 from manyclass.heads.hierarchical import HierarchicalHead as HierarchicalHead
 from manyclass.heads.linear import ClassHead as ClassHead
 from manyclass.heads.sampled import SampledHead as SampledHead
-from manyclass.heads.sampled import draw_candidates as draw_candidates
 from manyclass.heads.scorer import ScorerHead as ScorerHead

@@ -1,10 +1,10 @@
 """The default sampler of a head."""
 
-import torch
+from torch import Tensor, nn
 
 from manyclass import _check, defaults
 from manyclass.counts import ClassCounts
-from manyclass.samplers import Budget, Exhaustive, Learned, Sampler, Systematic
+from manyclass.samplers import Budget, Exhaustive, Learned, Sampler
 
 
 def choose_sampler(
@@ -30,8 +30,15 @@ def choose_sampler(
     if num_classes <= number:
         return Exhaustive(num_classes)
     # The order by clusters of class vectors lowers the error by a tenth at almost no cost.
-    if counts is None:
-        drawn: Systematic | Learned = Systematic(torch.ones(num_classes), number, order="cluster")
-    else:
-        drawn = Learned(counts, number, order="cluster")
+    drawn = Learned(ClassCounts.streaming(num_classes) if counts is None else counts, number, order="cluster")
     return Budget(drawn, defaults.RMSE_LOG_Z if rmse_log_z is None else rmse_log_z) if k == "auto" else drawn
+
+
+def known_frequency(sampler: Sampler) -> Tensor | None:
+    """Return the frequencies [C] of the sampler's counts; None if it has none, or if they are equal or 0 somewhere."""
+    held = sampler.modules() if isinstance(sampler, nn.Module) else ()
+    for counts in held:
+        if isinstance(counts, ClassCounts):
+            frequency = counts.frequency()
+            return frequency if 0 < frequency.min() < frequency.max() else None
+    return None

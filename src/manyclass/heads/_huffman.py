@@ -10,6 +10,7 @@ from torch import Tensor
 
 # Codes are int64. A Huffman code is at most log_φ(total / least) + 1 bits long, 61 for this ratio.
 MIN_WEIGHT_RATIO = 2.0**-41
+MAX_LENGTH = 61
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,15 @@ class Code:
     first: tuple[int, ...]
     before: tuple[int, ...]
     inner: tuple[int, ...]
+
+
+def is_code(lengths: Tensor) -> bool:
+    """Return True if lengths, not negative, are those of the codes of a binary tree without unused nodes."""
+    deepest = int(lengths.max())
+    if deepest > MAX_LENGTH:
+        return False
+    # Kraft's equality, in integers: a leaf at depth l covers 2^(L - l) of the 2^L places at the deepest level.
+    return sum(n << (deepest - depth) for depth, n in enumerate(torch.bincount(lengths).tolist())) == 1 << deepest
 
 
 def code_lengths(weights: Tensor) -> Tensor:

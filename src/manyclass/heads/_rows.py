@@ -1,15 +1,12 @@
 """Lookups of rows of a class table, with a dense or a row-sparse gradient."""
 
-import itertools
 from collections.abc import Callable
-from weakref import WeakValueDictionary
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-_parameters: WeakValueDictionary[int, nn.Parameter] = WeakValueDictionary()
-_handles = itertools.count()
+from manyclass._handle import Handle, owner_of
 
 
 class RowLookup:
@@ -20,33 +17,27 @@ class RowLookup:
     that. (Hooks on the parameter do not see the gradient of compiled code.)
 
     Args:
-        parameter: the table.
+        owner: the module that has the table as its parameter.
+        name: the name of the parameter.
         sparse: whether its gradient is row-sparse.
     """
 
-    def __init__(self, parameter: nn.Parameter, *, sparse: bool) -> None:
+    def __init__(self, owner: nn.Module, name: str, *, sparse: bool) -> None:
         self.sparse = sparse
-        self._handle = next(_handles)
-        _parameters[self._handle] = parameter
+        self.name = name
+        # The owner, not the parameter: `load_state_dict(assign=True)` and others replace the parameter.
+        self._handle = Handle(owner)
         # The backward operator runs because autograd needs its result: the gradient of this scalar, which is 0.
-        self._anchor = torch.zeros((), requires_grad=True)
-
-    def __reduce__(self) -> tuple[object, ...]:
-        # A copy or a pickle of a head looks up the copied parameter.
-        return _restore, (_parameters[self._handle], self.sparse)
+        self._anchor = torch.zeros((), requires_grad=True, device="cpu")
 
     def __call__(self, parameter: nn.Parameter, ids: Tensor) -> Tensor:
-        """Return rows [*ids.shape, ...] of the parameter, which must be the one given to the constructor."""
+        """Return rows [*ids.shape, ...] of the parameter, which must be the one that the owner has now."""
         if self.sparse and torch.compiler.is_compiling() and parameter.requires_grad and torch.is_grad_enabled():
-            rows: Tensor = gather_rows(parameter.detach(), ids, self._anchor, self._handle)
+            rows: Tensor = gather_rows(parameter.detach(), ids, self._anchor, self._handle.number, self.name)
             return rows
         if parameter.dim() == 2:
             return F.embedding(ids, parameter, sparse=self.sparse)
         return torch.gather(parameter, 0, ids.reshape(-1), sparse_grad=self.sparse).reshape(ids.shape)
-
-
-def _restore(parameter: nn.Parameter, sparse: bool) -> RowLookup:
-    return RowLookup(parameter, sparse=sparse)
 
 
 def replace_target_rows(ids: Tensor, target: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
@@ -66,20 +57,20 @@ def replace_target_rows(ids: Tensor, target: Tensor) -> Callable[[Tensor, Tensor
 
 
 @torch.library.custom_op("manyclass::gather_rows", mutates_args=())
-def gather_rows(table: Tensor, ids: Tensor, anchor: Tensor, handle: int) -> Tensor:
-    """Look up rows; the gradient goes to the parameter of the handle."""
+def gather_rows(table: Tensor, ids: Tensor, anchor: Tensor, handle: int, name: str) -> Tensor:
+    """Look up rows; the gradient goes to the parameter of this name of the module with this handle."""
     return table.index_select(0, ids.reshape(-1)).reshape(*ids.shape, *table.shape[1:])
 
 
 @gather_rows.register_fake
-def _(table: Tensor, ids: Tensor, anchor: Tensor, handle: int) -> Tensor:
+def _(table: Tensor, ids: Tensor, anchor: Tensor, handle: int, name: str) -> Tensor:
     return table.new_empty(*ids.shape, *table.shape[1:])
 
 
 @torch.library.custom_op("manyclass::add_sparse_gradient", mutates_args=())
-def add_sparse_gradient(gradient: Tensor, ids: Tensor, handle: int) -> Tensor:
-    """Add a row-sparse gradient to the parameter of the handle."""
-    parameter = _parameters[handle]
+def add_sparse_gradient(gradient: Tensor, ids: Tensor, handle: int, name: str) -> Tensor:
+    """Add a row-sparse gradient to the parameter of this name of the module with this handle."""
+    parameter: nn.Parameter = getattr(owner_of(handle), name)
     rows = gradient.reshape(ids.numel(), *parameter.shape[1:])
     sparse = torch.sparse_coo_tensor(ids.reshape(1, -1), rows, parameter.shape, check_invariants=False)
     parameter.grad = sparse if parameter.grad is None else parameter.grad + sparse
@@ -87,19 +78,21 @@ def add_sparse_gradient(gradient: Tensor, ids: Tensor, handle: int) -> Tensor:
 
 
 @add_sparse_gradient.register_fake
-def _(gradient: Tensor, ids: Tensor, handle: int) -> Tensor:
+def _(gradient: Tensor, ids: Tensor, handle: int, name: str) -> Tensor:
     return torch.zeros(())
 
 
-def _save(ctx: torch.autograd.function.FunctionCtx, inputs: tuple[Tensor, Tensor, Tensor, int], output: Tensor) -> None:
-    _, ids, _, handle = inputs
+def _save(
+    ctx: torch.autograd.function.FunctionCtx, inputs: tuple[Tensor, Tensor, Tensor, int, str], output: Tensor
+) -> None:
+    _, ids, _, handle, name = inputs
     ctx.save_for_backward(ids)
-    ctx.handle = handle  # type: ignore[attr-defined]
+    ctx.owner = handle, name  # type: ignore[attr-defined]
 
 
-def _backward(ctx: torch.autograd.function.FunctionCtx, gradient: Tensor) -> tuple[None, None, Tensor, None]:
+def _backward(ctx: torch.autograd.function.FunctionCtx, gradient: Tensor) -> tuple[None, None, Tensor, None, None]:
     (ids,) = ctx.saved_tensors  # type: ignore[attr-defined]
-    return None, None, add_sparse_gradient(gradient, ids, ctx.handle), None  # type: ignore[attr-defined]
+    return None, None, add_sparse_gradient(gradient, ids, *ctx.owner), None, None  # type: ignore[attr-defined]
 
 
 gather_rows.register_autograd(_backward, setup_context=_save)

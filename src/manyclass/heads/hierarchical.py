@@ -1,16 +1,18 @@
 """Hierarchical softmax: a binary tree of decisions instead of a normaliser."""
 
 import math
+from collections.abc import Mapping
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from manyclass import _check
-from manyclass._loaded_state import follow_loaded_state
+from manyclass._context import isolated
+from manyclass._plain_state import load_state, move_state, save_state, saved_vector
 from manyclass.counts import ClassCounts
 from manyclass.defaults import IGNORE_INDEX
-from manyclass.heads._huffman import canonical, code_lengths
+from manyclass.heads._huffman import canonical, code_lengths, is_code
 from manyclass.heads._rows import RowLookup
 from manyclass.heads.exact import TopK
 from manyclass.heads.examples import flatten_examples
@@ -37,9 +39,8 @@ class HierarchicalHead(nn.Module):
         True
     """
 
-    _length: Tensor
-    _rank: Tensor
-    _levels: Tensor
+    saved = ("lengths",)
+    _apply, _save_to_state_dict, _load_from_state_dict = move_state, save_state, load_state
 
     def __init__(
         self,
@@ -55,25 +56,38 @@ class HierarchicalHead(nn.Module):
         self.dim = _check.integer("dim", dim, 1)
         self.num_classes = _check.integer("num_classes", num_classes, 2)
         counts = None if counts is None else ClassCounts.of(counts, num_classes)
-        weights = torch.ones(num_classes) if counts is None else counts.weights()
-        self.register_buffer("_length", code_lengths(weights).to(device))
-        self.register_buffer("_rank", torch.empty_like(self._length), persistent=False)
-        self.register_buffer("_levels", None, persistent=False)
-        self._derive()
-        follow_loaded_state(self, HierarchicalHead._derive)
+        weights = torch.ones(num_classes, device="cpu") if counts is None else counts.weights()
+        with isolated():
+            self._use(code_lengths(weights))
         bound = 1 / math.sqrt(dim)
         nodes = torch.empty(num_classes - 1, dim, device=device, dtype=dtype).uniform_(-bound, bound)
         self.weight = nn.Parameter(nodes)
         self.bias = nn.Parameter(torch.zeros(num_classes - 1, device=device, dtype=dtype))
-        self._rows = RowLookup(self.weight, sparse=sparse)
-        self._biases = RowLookup(self.bias, sparse=sparse)
+        self._rows = RowLookup(self, "weight", sparse=sparse)
+        self._biases = RowLookup(self, "bias", sparse=sparse)
+        if not self.weight.is_meta:
+            self.move(self.weight.device)
 
-    def _derive(self, _: object = None) -> None:
-        """Derive the code and its tables from the lengths."""
-        self._code = code = canonical(self._length.cpu())
-        self._rank = code.rank.to(self._length.device)
+    def _use(self, lengths: Tensor) -> None:
+        """Derive the code and its tables from the lengths of all codes, int64 [C]."""
+        self.lengths = lengths
+        self._code = code = canonical(lengths.cpu())
+        self._rank = code.rank.to(lengths.device)
         levels = (code.first, code.before, code.leaves, code.inner)
-        self._levels = torch.tensor(levels, device=self._length.device)
+        self._levels = torch.tensor(levels, device=lengths.device)
+
+    device = property(lambda self: self.lengths.device)
+
+    def move(self, device: torch.device) -> None:
+        """Move the tables of the tree to a device."""
+        self.lengths, self._rank, self._levels = (x.to(device) for x in (self.lengths, self._rank, self._levels))
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Rebuild the tree from saved lengths; raise ValueError unless they are those of a tree of C classes."""
+        lengths = saved_vector("lengths", state["lengths"], torch.int64, self.num_classes)
+        if not is_code(lengths):
+            raise ValueError(f"`lengths` must be those of a binary tree of {self.num_classes} classes, got others")
+        self._use(lengths)
 
     def forward(
         self,
@@ -108,7 +122,7 @@ class HierarchicalHead(nn.Module):
 
         The first l bits of the code give the node at depth l; the next bit is 1 for right.
         """
-        length, rank = self._length[ids], self._rank[ids]
+        length, rank = self.lengths[ids], self._rank[ids]
         first, before, leaves, inner = self._levels
         bits = first[length] + rank - before[length]
         depth = torch.arange(len(first) - 1, device=ids.device)

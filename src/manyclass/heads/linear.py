@@ -9,10 +9,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from manyclass import _check
+from manyclass._handle import Handle
 from manyclass.candidates import Candidates
 from manyclass.counts import ClassCounts
 from manyclass.forms import Similarity
-from manyclass.heads._default import choose_sampler
+from manyclass.heads._default import choose_sampler, known_frequency
 from manyclass.heads._resize import resize_rows, resize_state
 from manyclass.heads._rows import RowLookup, replace_target_rows
 from manyclass.heads.exact import TopK, exact_log_z, exact_topk
@@ -37,9 +38,10 @@ class ClassHead(nn.Module):
     Args:
         dim: D, the length of `hidden`.
         num_classes: C.
-        counts: the count of each class. The bias starts at the log frequency, and the default sampler uses it.
-        sampler: chooses the classes that a step scores. Default: `Learned` from the counts; all classes if there are
-            at most k; `Systematic` with uniform weights without counts.
+        counts: the count of each class. The bias starts at the log frequency, and the default sampler uses it. None:
+            those of `sampler`, if it has any.
+        sampler: chooses the classes that a step scores. Default: `Learned` from the counts, or from equal ones; all
+            classes if there are at most k.
         k: classes that the default sampler draws, 1024 by default; "auto": as many as `rmse_log_z` needs.
         rmse_log_z: the error of log Z̃ that "auto" keeps to (`Budget`). Default: 0.1.
         objective: the training objective. Default: `Likelihood`.
@@ -99,14 +101,17 @@ class ClassHead(nn.Module):
             _check.shape("weight", weight, (num_classes, dim))
         self.weight = weight
         counts = None if counts is None else ClassCounts.of(counts, num_classes)
+        sampler = choose_sampler(sampler, num_classes, counts, k=k, rmse_log_z=rmse_log_z)
         self.register_parameter("bias", None)
         if bias:
-            start = torch.zeros(num_classes) if counts is None else counts.frequency().log()
+            frequency = known_frequency(sampler) if counts is None else counts.frequency()
+            start = torch.zeros(num_classes, device="cpu") if frequency is None else frequency.log()
             self.bias = nn.Parameter(start.to(weight))
-        self.use(choose_sampler(sampler, num_classes, counts, k=k, rmse_log_z=rmse_log_z))
+        self.handle = Handle(self)
+        self.use(sampler)
         self.objective = Likelihood() if objective is None else objective
-        self._rows = RowLookup(self.weight, sparse=sparse)
-        self._biases = None if self.bias is None else RowLookup(self.bias, sparse=sparse)
+        self._rows = RowLookup(self, "weight", sparse=sparse)
+        self._biases = None if self.bias is None else RowLookup(self, "bias", sparse=sparse)
         self._tied: tuple[nn.Embedding, ...] = ()
 
     @classmethod

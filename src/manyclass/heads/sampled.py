@@ -1,42 +1,30 @@
 """The losses of a head with a sampler, the same for every way to score a class."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from manyclass import _check
+from manyclass._context import is_functional
 from manyclass.candidates import Candidates
 from manyclass.defaults import IGNORE_INDEX
 from manyclass.forms import LogSumExp, transformed
+from manyclass.heads._learning import LearningHead, advance, draw_candidates, observe
 from manyclass.heads.exact import ChunkedHead, exact_log_z
 from manyclass.heads.examples import Examples, flatten_examples
-from manyclass.objectives import Likelihood, Objective
-from manyclass.samplers import Observation, Sampler
+from manyclass.objectives import Likelihood
 
 OBSERVED_EXAMPLES = 256  # at most, in an observation: all of a large batch would cost a quarter of the step
-PROBE_EXAMPLES = 64
-PROBE_DRAWS = 4
 
 
-class SampledHead(ChunkedHead, Protocol):
+class SampledHead(ChunkedHead, LearningHead, Protocol):
     """A head whose loss combines a sampler and an objective, and which can also compute the exact loss."""
 
     @property
-    def sampler(self) -> Sampler: ...
-
-    @property
-    def objective(self) -> Objective: ...
-
-    @property
     def training(self) -> bool: ...
-
-    @property
-    def tables(self) -> Mapping[str, Tensor | None]:
-        """The class parameters by name, for errors."""
-        ...
 
     def check_hidden(self, hidden: Tensor) -> None:
         """Raise if the head cannot score `hidden`."""
@@ -44,10 +32,6 @@ class SampledHead(ChunkedHead, Protocol):
 
     def target_scores(self, hidden: Tensor, target: Tensor) -> Tensor:
         """Return the scores [B] of one class for each example, in float32 or better."""
-        ...
-
-    def candidate_scores(self, hidden: Tensor, target: Tensor, candidates: Candidates) -> tuple[Tensor, Tensor]:
-        """Return scores of the targets [B] and of the candidates [B, ΣK], -inf where excluded."""
         ...
 
     def fused_loss(self, examples: Examples, candidates: Candidates) -> tuple[Tensor, Tensor] | None:
@@ -160,40 +144,19 @@ def log_prob(self: SampledHead, hidden: Tensor, ids: Tensor) -> Tensor:
     return self.scores(hidden, ids) - self.log_z(hidden).unsqueeze(-1)
 
 
-def draw_candidates(
-    head: SampledHead, examples: Examples, objective: Objective, generator: torch.Generator | None = None
-) -> Candidates:
-    """Draw candidates for examples; targets are excluded unless the objective keeps hits."""
-    exclude = examples.exclude
-    if not objective.keeps_hits:
-        target = examples.target.unsqueeze(1)
-        exclude = target if exclude is None else torch.cat([target, exclude], 1)
-    elif exclude is None:
-        exclude = examples.target.new_empty(len(examples.target), 0)
-    if head.sampler.device not in (None, examples.target.device):
-        raise ValueError(f"`sampler` must be on {examples.target.device}, got {head.sampler.device}")
-    return head.sampler.draw(examples.target, exclude, hidden=examples.hidden.detach(), generator=generator)
-
-
 def _losses(head: SampledHead, examples: Examples, generator: torch.Generator | None) -> Tensor:
     """Return losses [B] over one draw; in training, the sampler advances before it and observes after it."""
     objective, sampler = head.objective, head.sampler
     if examples.log_z is not None and not objective.normalised:
         raise ValueError(f"`log_z` must be None for {objective!r}, which has no z, got a tensor")
-    # A compiled graph holds the sampler's tables as constants, so nothing may change them inside it.
-    trains = head.training and torch.is_grad_enabled() and not torch.compiler.is_compiling()
+    # In a transform of torch.func the step is not one of training.
+    trains = head.training and torch.is_grad_enabled() and not is_functional()
     if trains:
-        sampler.advance()
+        advance(head)
     candidates = draw_candidates(head, examples, objective, generator)
     loss, slot_weights = _fused(head, examples, candidates) or _eager(head, examples, candidates)
     if trains and sampler.learns and isinstance(objective.form, LogSumExp) and objective.form.kappa:
-        sampler.observe(
-            Observation(
-                candidates,
-                lambda: _root_mean_square(slot_weights(), candidates),
-                lambda seed: rmse_log_z(head, examples, seed=seed),
-            )
-        )
+        observe(head, examples, candidates, lambda: _root_mean_square(slot_weights(), candidates))
     return loss
 
 
@@ -231,21 +194,3 @@ def _root_mean_square(slot_weights: Tensor, candidates: Candidates) -> Tensor:
     """Return the root mean square over some of the examples of u/Z̃ [K], from κ u/Z̃ [B, K]."""
     some = slot_weights[:: -(-len(slot_weights) // OBSERVED_EXAMPLES)]
     return some.square().mean(0).sqrt_() * (-candidates.blocks[0].log_kappa[0]).exp()
-
-
-@torch.no_grad()
-def rmse_log_z(head: SampledHead, examples: Examples, *, seed: int) -> float:
-    """Return the root-mean-square error of log Z̃ on a few examples, from the spread of a few draws.
-
-    It needs no pass over all classes, and synchronises with the device. The draws have a separate generator, so that a
-    training does not depend on how often it is measured. NaN if all of these examples are ignored.
-    """
-    generator = torch.Generator(examples.target.device).manual_seed(seed)
-    few = examples.every(-(-len(examples.target) // PROBE_EXAMPLES))
-    losses = []
-    for _ in range(PROBE_DRAWS):
-        candidates = draw_candidates(head, few, head.objective, generator)
-        # The loss is log Z̃ minus the target's score, which is the same in all draws.
-        losses.append(head.objective(*head.candidate_scores(few.hidden, few.target, candidates), candidates))
-    variance = torch.stack(losses).double().var(0)
-    return math.sqrt(variance.mean() if few.valid is None else variance[few.valid].mean())

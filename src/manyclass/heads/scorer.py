@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from manyclass import _check
+from manyclass._handle import Handle
 from manyclass.candidates import Candidates
 from manyclass.heads.exact import TopK, exact_log_z, exact_topk
 from manyclass.heads.examples import Examples
@@ -43,6 +44,7 @@ class ScorerHead(nn.Module):
         self.scorer = scorer
         self.sampler = sampler
         self.objective = Likelihood() if objective is None else objective
+        self.handle = Handle(self)
 
     @property
     def num_classes(self) -> int:

@@ -1,35 +1,41 @@
 """An inverted file of class vectors, searched for the largest inner products."""
 
+import copy
 from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from manyclass._faiss import load_faiss
-from manyclass._loaded_state import follow_loaded_state
+from manyclass._plain_state import saved_ids
 from manyclass.kmeans import fit_centroids
 
 ROWS_PER_ADD = 1 << 16
 MIN_PRODUCTS_FOR_THREADS = 1 << 20
 
 
-class ClassIndex(nn.Module):
-    """An inverted file of N classes, each in the list of its nearest centroid; empty until it is built.
+class ClassIndex:
+    """An inverted file of N classes, each in the list of its nearest centroid. It never changes.
 
-    faiss keeps and searches the lists, always on the CPU; the centroids move with the module.
+    faiss keeps and searches the lists, always on the CPU; the centroids are on the device of the head.
+
+    Args:
+        centroids: float32 [J, D], of J lists; [0, 0]: an empty index.
+        vectors: the vectors of the classes [N, D], of any dtype, on any device.
+        ids: int64 [N], ascending.
     """
 
-    _centroid_bits: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        # Floats are stored as integer bits: `.half()` and `.to(dtype)` convert every floating-point buffer.
-        self.register_buffer("_centroid_bits", torch.empty(0, 0, dtype=torch.int32))
-        self._lists: Any = None
-        follow_loaded_state(self)
+    def __init__(self, centroids: Tensor, vectors: Tensor, ids: Tensor) -> None:
+        faiss = load_faiss("`Nearest`")
+        self.centroids = centroids
+        coarse = faiss.IndexFlatL2(centroids.shape[1])
+        coarse.add(centroids.cpu().numpy())
+        self._lists: Any = faiss.IndexIVFFlat(coarse, centroids.shape[1], len(centroids), faiss.METRIC_INNER_PRODUCT)
+        for part, numbers in zip(vectors.split(ROWS_PER_ADD), ids.split(ROWS_PER_ADD), strict=True):
+            self._lists.add_with_ids(part.float().cpu().numpy(), numbers.cpu().numpy())
 
     @classmethod
-    @torch.no_grad()
     def of(cls, vectors: Tensor, ids: Tensor, number: int, start: Tensor | None = None) -> "ClassIndex":
         """Build the index of some of the classes with vectors [C, D].
 
@@ -39,21 +45,50 @@ class ClassIndex(nn.Module):
             number: the number of lists.
             start: centroids of an earlier index, from which k-means starts; None: from some of the vectors.
         """
-        faiss = load_faiss("`Nearest`")
-        index = cls()
-        centroids = fit_centroids(vectors, number, start)
-        index._centroid_bits = centroids.view(torch.int32)
-        coarse = faiss.IndexFlatL2(vectors.shape[1])
-        coarse.add(centroids.cpu().numpy())
-        index._lists = faiss.IndexIVFFlat(coarse, vectors.shape[1], number, faiss.METRIC_INNER_PRODUCT)
-        for part in ids.split(ROWS_PER_ADD):
-            index._lists.add_with_ids(vectors[part].float().cpu().numpy(), part.cpu().numpy())
-        return index
+        return cls(fit_centroids(vectors, number, start), vectors[ids], ids)
+
+    @classmethod
+    def empty(cls, device: torch.device) -> "ClassIndex":
+        """Return an index of no classes."""
+        return cls(*(torch.empty(0, 0, device=device) for _ in range(2)), torch.empty(0, dtype=torch.int64))
+
+    @classmethod
+    def restored(cls, centroids: Tensor, vectors: Tensor, ids: Tensor, num_classes: int) -> "ClassIndex":
+        """Build the index of a saved state; raise ValueError if it is not one of C classes."""
+        saved_ids("indexed", ids, num_classes, length=vectors.shape[0] if vectors.dim() else None)
+        for name, value in (("centroids", centroids), ("vectors", vectors)):
+            if value.dtype != torch.float32 or value.dim() != 2 or not bool(value.isfinite().all()):
+                raise ValueError(f"`{name}` must be finite, float32 [N, D], got {value.dtype} {list(value.shape)}")
+        if vectors.shape[1] != centroids.shape[1] or len(centroids) > num_classes or (len(ids) and not len(centroids)):
+            raise ValueError(
+                f"`centroids` must be at most {num_classes} of length {vectors.shape[1]}, got {list(centroids.shape)}"
+            )
+        return cls(centroids, vectors, ids)
+
+    def contents(self) -> tuple[Tensor, Tensor]:
+        """Return the vectors float32 [N, D] and the ids int64 [N] in ascending order, on the CPU."""
+        faiss, lists = load_faiss("`Nearest`"), self._lists.invlists
+        dim = self.centroids.shape[1]
+        vectors, ids = [np.empty((0, dim), np.float32)], [np.empty(0, np.int64)]
+        for number in range(len(self.centroids)):
+            if size := lists.list_size(number):
+                codes = faiss.rev_swig_ptr(lists.get_codes(number), size * 4 * dim)
+                vectors.append(codes.view(np.float32).reshape(size, dim))
+                ids.append(faiss.rev_swig_ptr(lists.get_ids(number), size))
+        found = np.concatenate(ids)
+        order = found.argsort()
+        return torch.from_numpy(np.concatenate(vectors)[order]), torch.from_numpy(found[order])
 
     @property
-    def centroids(self) -> Tensor:
-        """float32 [J, D]; [0, 0] until the index is built."""
-        return self._centroid_bits.view(torch.float32)
+    def device(self) -> torch.device:
+        """The device of the centroids."""
+        return self.centroids.device
+
+    def to(self, device: torch.device) -> "ClassIndex":
+        """Return the same index with its centroids on a device."""
+        moved = copy.copy(self)
+        moved.centroids = self.centroids.to(device)
+        return moved
 
     def search(self, query: Tensor, lists: Tensor, n: int) -> Tensor:
         """Return [G, n]: in the lists [G, P] of each query [G, D], the n classes of the largest inner products.
@@ -67,13 +102,3 @@ class ClassIndex(nn.Module):
         self._lists.parallel_mode = 3 if scanned * query.shape[1] > MIN_PRODUCTS_FOR_THREADS else 0
         _, found = self._lists.search_preassigned(query.cpu().numpy(), n, lists.cpu().numpy(), None)
         return torch.from_numpy(found).to(query.device)
-
-    def get_extra_state(self) -> Tensor:
-        """Return the lists as bytes."""
-        if self._lists is None:
-            return torch.empty(0, dtype=torch.uint8)
-        return torch.from_numpy(load_faiss("`Nearest`").serialize_index(self._lists))
-
-    def set_extra_state(self, state: Tensor) -> None:
-        """Read the lists from bytes."""
-        self._lists = load_faiss("`Nearest`").deserialize_index(state.cpu().numpy()) if len(state) else None

@@ -1,12 +1,14 @@
 """The order in which classes lie on a sampler's line."""
 
 import math
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
 
 from manyclass import _check
-from manyclass._loaded_state import follow_loaded_state
+from manyclass._context import is_transformed, isolated
+from manyclass._plain_state import load_state, move_state, save_state, saved_vector
 from manyclass.kmeans import fit_centroids, nearest_centroids
 from manyclass.samplers._sampler import check_vectors
 
@@ -23,29 +25,54 @@ class ClassOrder(nn.Module):
 
     Args:
         rule: "given", "frequency", "random" or "cluster".
+        num_classes: C.
     """
 
-    _label: Tensor
-    _centroid_bits: Tensor
+    saved = ("labels", "centroids", "progress")
+    _apply, _save_to_state_dict, _load_from_state_dict = move_state, save_state, load_state
 
-    def __init__(self, rule: str) -> None:
+    def __init__(self, rule: str, num_classes: int) -> None:
         super().__init__()
         self.rule = rule
+        self.num_classes = num_classes
         # The attached class vectors. In a tuple: as an attribute they would be registered as the sampler's parameter.
         self.vectors: tuple[Tensor, ...] = ()
         # Counts random orders, or training steps since class vectors were attached.
         self._count = 0
         # True until newly attached class vectors have been clustered.
         self._stale = True
-        self.register_buffer("_label", torch.empty(0, dtype=torch.int16))
-        # Floats are stored as integer bits: `.half()` and `.to(dtype)` convert every floating-point buffer.
-        self.register_buffer("_centroid_bits", torch.empty(0, 0, dtype=torch.int32))
-        follow_loaded_state(self)
+        # int16 [C]: the cluster of each class; [0] before the first clustering.
+        self.labels = torch.empty(0, dtype=torch.int16, device="cpu")
+        self.centroids = torch.empty(0, 0, device="cpu")
 
-    def check_size(self, num_classes: int) -> None:
-        """Raise ValueError unless the clusters are those of `num_classes` classes."""
-        if self._label.shape not in ((0,), (num_classes,)) or self._centroid_bits.dim() != 2:
-            raise ValueError(f"the clusters of a sampler must be of {num_classes} classes, got others")
+    device = property(lambda self: self.labels.device)
+
+    def move(self, device: torch.device) -> None:
+        """Move the clusters to a device."""
+        self.labels, self.centroids = self.labels.to(device), self.centroids.to(device)
+
+    @property
+    def progress(self) -> Tensor:
+        """int64 [2]: the count, which decides the next random order or the next classes to assign, and staleness."""
+        return torch.tensor([self._count, self._stale], device="cpu")
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Continue from saved clusters; raise ValueError unless they are clusters of as many classes."""
+        labels, centroids, progress = state["labels"], state["centroids"], state["progress"]
+        saved_vector("progress", progress, torch.int64, 2)
+        if int(progress[0]) >= 1 << 53:
+            raise ValueError(f"`progress` must be a count below 2⁵³, got {int(progress[0])}")
+        saved_vector("labels", labels, torch.int16, self.num_classes if len(labels) else 0)
+        if centroids.dtype != torch.float32 or centroids.dim() != 2 or not bool(centroids.isfinite().all()):
+            raise ValueError(f"`centroids` must be finite, float32 [J, D], got {list(centroids.shape)}")
+        if len(labels) and int(labels.max()) >= len(centroids):
+            raise ValueError(f"`labels` must be below {len(centroids)}, the number of centroids, got {labels.max()}")
+        if self.rule == "cluster" and not bool(progress[1]) and not len(labels):
+            raise ValueError("`labels` must not be empty after a clustering, got none")
+        if not bool(progress[1]) and self.vectors and centroids.shape[1] != self.vectors[0].shape[1]:
+            raise ValueError(f"`centroids` must have length {self.vectors[0].shape[1]}, got {centroids.shape[1]}")
+        self._count, self._stale = int(progress[0]), bool(progress[1])
+        self.labels, self.centroids = labels, centroids
 
     def sort(self, weight: Tensor, current: Tensor) -> Tensor:
         """Return the ids in order for the present weights [C]; `current` is the order before a refresh or a resize."""
@@ -54,55 +81,56 @@ class ClassOrder(nn.Module):
         if self.rule == "random":
             self._count += 1
             generator = torch.Generator().manual_seed(self._count)
-            return torch.randperm(len(weight), generator=generator).to(weight.device)
-        if len(self._label) == len(weight):
+            return torch.randperm(len(weight), generator=generator, device="cpu").to(weight.device)
+        if len(self.labels) == len(weight):
             return self.sort_by_cluster()
         if len(current) != len(weight):
             # The clusters and the class vectors are those of another number of classes.
-            self._label = self._label[:0]
+            self.labels, self.num_classes = self.labels[:0], len(weight)
             self._restart()
         kept = current[current < len(weight)]
         return torch.cat([kept, torch.arange(len(kept), len(weight), device=kept.device)])
 
     def sort_by_cluster(self) -> Tensor:
         """Return the ids cluster by cluster; neighbouring clusters are similar."""
-        return self._label.argsort(stable=True)
+        return self.labels.argsort(stable=True)
 
     def attach(self, weight: Tensor, num_classes: int) -> None:
-        """Cluster these class vectors [C, D], if the rule is "cluster"."""
+        """Cluster these class vectors [C, D], if the rule is "cluster"; those of another shape start from the first."""
         if self.rule != "cluster":
             return
         check_vectors(weight, None, num_classes)
-        self._restart(weight)
+        known = self.vectors[0] if self.vectors else self.centroids
+        if known.shape[1] != weight.shape[1] and (self.vectors or not self._stale):
+            self._restart()
+        self.vectors = (weight,)
 
-    def _restart(self, *vectors: Tensor) -> None:
-        self.vectors, self._count, self._stale = vectors, 0, True
+    def _restart(self) -> None:
+        self.vectors, self._count, self._stale = (), 0, True
 
-    @torch.no_grad()
     def build_if_stale(self) -> bool:
         """Cluster newly attached class vectors. Return True if that changed the order."""
-        # A compiled graph holds the tables as constants, so nothing may change them inside it.
-        if not self.vectors or not self._stale or torch.compiler.is_compiling():
+        if not self.vectors or not self._stale or is_transformed():
             return False
-        self.fit_centroids()
-        self._label = nearest_centroids(self.vectors[0].detach(), self._centroid_bits.view(torch.float32)).short()
+        with isolated():
+            self.fit_centroids()
+            self.labels = nearest_centroids(self.vectors[0].detach(), self.centroids).short()
         self._stale = False
         return True
 
-    @torch.no_grad()
     def advance(self) -> bool:
         """Assign the next classes to their clusters, once for each training step. Return True if the order changed."""
-        if not self.vectors or torch.compiler.is_compiling():
+        if not self.vectors:
             return False
-        if self._count == 0:
-            self._count = 1
+        if self._count == 0 or self._stale:
+            self._count = max(self._count, 1)
             return self.build_if_stale()
         turn = self._count % self.steps_per_pass
-        if turn == 0:
-            self.fit_centroids()
-        rows = slice(turn * CLASSES_PER_STEP, (turn + 1) * CLASSES_PER_STEP)
-        centroids = self._centroid_bits.view(torch.float32)
-        self._label[rows] = nearest_centroids(self.vectors[0].detach()[rows], centroids).short()
+        with isolated():
+            if turn == 0:
+                self.fit_centroids()
+            rows = slice(turn * CLASSES_PER_STEP, (turn + 1) * CLASSES_PER_STEP)
+            self.labels[rows] = nearest_centroids(self.vectors[0].detach()[rows], self.centroids).short()
         self._count += 1
         return turn == self.steps_per_pass - 1
 
@@ -115,30 +143,32 @@ class ClassOrder(nn.Module):
         """Fit the centroids to the class vectors, starting from the current ones."""
         vectors = self.vectors[0].detach()
         number = min(MAX_CLUSTERS, math.isqrt(len(vectors)))
-        known = self._centroid_bits.view(torch.float32)
+        known = self.centroids
         start = known if known.shape == (number, vectors.shape[1]) and not self._stale else None
-        self._centroid_bits = fit_centroids(vectors, number, start).view(torch.int32)
-
-    def get_extra_state(self) -> Tensor:
-        """Return the count, which decides the next random order or the next classes to assign, and staleness."""
-        return torch.tensor([self._count, self._stale])
-
-    def set_extra_state(self, state: Tensor) -> None:
-        """Continue from a saved state; raise ValueError unless it is a count in [0, 2⁵³) and a flag."""
-        if state.shape != (2,) or not 0 <= int(state[0]) < 1 << 53:
-            raise ValueError(f"the order of a sampler must hold a count of steps and a flag, got {state.tolist()}")
-        self._count, self._stale = int(state[0]), bool(state[1])
+        self.centroids = fit_centroids(vectors, number, start)
 
     def extra_repr(self) -> str:
         """Return the rule."""
         return self.rule
 
 
-def first_order(order: str | Tensor, num_classes: int) -> Tensor:
+def first_line(order: str | Tensor | None, weight: Tensor) -> tuple[ClassOrder | None, Tensor | None]:
+    """Return the rule of an `order` argument, and the ids in their first order; None: by id.
+
+    Raises:
+        ValueError: it is neither the name of a rule nor a permutation of the ids.
+    """
+    if order is None:
+        return None, None
+    rule = ClassOrder(order if isinstance(order, str) else "given", len(weight))
+    return rule, rule.sort(weight, _first_ids(order, len(weight)).to(weight.device))
+
+
+def _first_ids(order: str | Tensor, num_classes: int) -> Tensor:
     """Return int64 [C], the permutation given or the ids in ascending order; raise ValueError if it is neither."""
     if isinstance(order, str):
         _check.choice("order", order, ORDERS)
-        return torch.arange(num_classes)
+        return torch.arange(num_classes, device="cpu")
     ids = _check.ids("order", order, num_classes)
     _check.shape("order", ids, (num_classes,))
     in_order, position = ids.sort(stable=True)

@@ -1,19 +1,31 @@
 """Rebuilds of tables, clusters and indexes on a background thread."""
 
-import copy
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from manyclass import storage
+from manyclass._context import isolated
+from manyclass._plain_state import saved_vector
 
-M = TypeVar("M", bound=nn.Module)
+MAX_STEPS = 1 << 53
 
 
-class BackgroundRebuild(nn.Module, Generic[M]):
+class Built(Protocol):
+    """The result of a build: an object that never changes."""
+
+    @property
+    def device(self) -> torch.device: ...
+
+    def to(self, device: torch.device) -> Self: ...
+
+
+M = TypeVar("M", bound=Built)
+
+
+class BackgroundRebuild(Generic[M]):
     """A schedule that rebuilds a table, clusters or an index every few steps on a background thread.
 
     A build starts every few steps, from a snapshot; its result is used `lag` steps later, and the step waits if it is
@@ -22,20 +34,25 @@ class BackgroundRebuild(nn.Module, Generic[M]):
     """
 
     def __init__(self) -> None:
-        super().__init__()
-        # The attached class vectors, and biases if any. In a tuple: as attributes they would be registered here too.
+        # The attached class vectors, and biases if any.
         self.vectors: tuple[Tensor, ...] = ()
         self.steps = 0
-        # True until the first build from newly attached vectors.
+        # True until the first build from attached vectors.
         self.stale = True
         self._running: Future[M] | None = None
-        self._loaded: dict[str, Any] | None = None
+        self._finished: M | None = None
+
+    def attach(self, *vectors: Tensor) -> None:
+        """Build from these class vectors from now on; vectors of another shape start the schedule again."""
+        if self.vectors and [x.shape for x in vectors] != [x.shape for x in self.vectors]:
+            self.restart()
+        self.vectors = vectors
 
     def advance(self, current: M, every: int, snapshot: Callable[[], Callable[[], M]]) -> M:
-        """Count a step and return the module to draw from after it: the current one or its successor.
+        """Count a step and return the object to draw from after it: the current one or its successor.
 
         Args:
-            current: the module drawn from so far.
+            current: the object drawn from so far.
             every: steps between two builds.
             snapshot: copies the inputs of a build and returns the function that builds from them on the thread.
         """
@@ -43,44 +60,44 @@ class BackgroundRebuild(nn.Module, Generic[M]):
         if self.steps % every == lag(every) % every:
             current = self._take(current)
         if self.steps % every == 0:
-            self._running = _start(snapshot(), next(current.buffers()).device)
+            with isolated():
+                self._running = _start(snapshot(), current.device)
         return current
 
     def drop(self) -> None:
         """Discard the build in progress."""
-        self._running = self._loaded = None
+        self._running = self._finished = None
 
-    def restart(self, *vectors: Tensor) -> None:
-        """Discard the build in progress and count steps from 0, with these class vectors to build from."""
+    def restart(self) -> None:
+        """Discard the build in progress and the class vectors, and count steps from 0."""
         self.drop()
-        self.vectors, self.steps, self.stale = vectors, 0, True
+        self.vectors, self.steps, self.stale = (), 0, True
+
+    def pending(self) -> M | None:
+        """Return the result of the build in progress, which is not yet in use; wait until it has finished."""
+        return self._finished if self._running is None else self._running.result()
 
     def _take(self, current: M) -> M:
-        running, loaded = self._running, self._loaded
+        pending = self.pending()
         self.drop()
-        if running is not None:
-            return running.result().to(next(current.buffers()).device)
-        if loaded is not None:
-            current = copy.deepcopy(current)
-            current.load_state_dict(loaded)
-        return current
-
-    def _pending(self) -> dict[str, Any] | None:
-        return self._loaded if self._running is None else self._running.result().state_dict()
+        return current if pending is None else pending.to(current.device)
 
     def __getstate__(self) -> dict[str, Any]:
         # A thread cannot be copied; its result can.
-        return {**self.__dict__, "_running": None, "_loaded": self._pending()}
+        return {**self.__dict__, "_running": None, "_finished": self.pending()}
 
-    def get_extra_state(self) -> Tensor:
-        """Return the number of steps, which decides when the next build starts, and the build in progress."""
-        return storage.to_tensor({"steps": self.steps, "stale": self.stale, "pending": self._pending()})
+    @property
+    def progress(self) -> Tensor:
+        """int64 [2]: the number of steps, which decides when the next build starts, and staleness."""
+        return torch.tensor([self.steps, self.stale], device="cpu")
 
-    def set_extra_state(self, state: Tensor) -> None:
-        """Continue from a saved number of steps and a saved build."""
-        held = storage.from_tensor(state)
-        self.steps, self.stale = int(held["steps"]), bool(held["stale"])
-        self._running, self._loaded = None, held["pending"]
+    def restore(self, progress: Tensor, pending: M | None) -> None:
+        """Continue from a saved number of steps, staleness and build; raise ValueError if they are invalid."""
+        saved_vector("progress", progress, torch.int64, 2)
+        if int(progress[0]) >= MAX_STEPS:
+            raise ValueError(f"`progress` must be a number of steps below 2⁵³, got {int(progress[0])}")
+        self.drop()
+        self.steps, self.stale, self._finished = int(progress[0]), bool(progress[1]), pending
 
 
 def default_interval(num_classes: int) -> int:
@@ -95,20 +112,24 @@ def lag(every: int) -> int:
 
 def _start(build: Callable[[], M], device: torch.device) -> Future[M]:
     """Run a build on a thread."""
-    work = build
+
+    def work() -> M:
+        with isolated():
+            return build()
+
+    def work_on_stream() -> M:
+        with torch.cuda.stream(stream):
+            try:
+                return work()
+            finally:
+                # Then the result may be used in any stream, and the memory of the snapshot reused.
+                stream.synchronize()
+
     if device.type == "cuda":
         stream = torch.cuda.Stream(device)
         stream.wait_stream(torch.cuda.current_stream(device))
 
-        def work() -> M:
-            with torch.cuda.stream(stream):
-                try:
-                    return build()
-                finally:
-                    # Then the result may be used in any stream, and the memory of the snapshot reused.
-                    stream.synchronize()
-
     executor = ThreadPoolExecutor(1, "manyclass-rebuild")
-    running = executor.submit(work)
+    running = executor.submit(work_on_stream if device.type == "cuda" else work)
     executor.shutdown(wait=False)
     return running

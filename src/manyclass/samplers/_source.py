@@ -10,11 +10,15 @@ from manyclass.counts import ClassCounts
 class WeightSource(nn.Module):
     """Weights of C classes: a tensor or ClassCounts, to a power, without the classes that are summed elsewhere.
 
+    A class of weight 0 would never be drawn, and Z̃ would be biased. In a tensor it gets the smallest positive weight;
+    ClassCounts are smoothed by their own rule.
+
     Args:
         weights: C numbers or ClassCounts.
         power: exponent of the weights.
         left_out: ids of classes that are summed elsewhere and must not be drawn; their weights may be 0.
         name: the argument of the sampler that holds the weights, for errors.
+        smooth: whether a weight of 0 in a tensor becomes the smallest positive one.
     """
 
     def __init__(
@@ -24,25 +28,28 @@ class WeightSource(nn.Module):
         power: float = 1.0,
         left_out: Tensor | None = None,
         name: str = "weights",
+        smooth: bool = True,
     ) -> None:
         super().__init__()
         self.power = _check.number("power", power)
         self.left_out = left_out
         self.name = name
-        self.weights = weights if isinstance(weights, ClassCounts) else _check.nonnegative_vector(name, weights)
+        self._resizable = isinstance(weights, ClassCounts)
+        self.weights = weights if isinstance(weights, ClassCounts) else _as_counts(weights, name, smooth)
         self._undrawable: int | None = None
 
     @property
     def num_classes(self) -> int:
         """The number of classes C."""
-        return self.weights.num_classes if isinstance(self.weights, ClassCounts) else len(self.weights)
+        return self.weights.num_classes
 
-    def read(self) -> Tensor:
-        """Return the weights, float64 [C], 0 for the classes that must not be drawn; a copy that may be written to."""
-        if isinstance(self.weights, ClassCounts):
-            mass = self.weights.weights(self.power)
-        else:
-            mass = self.weights.clone() if self.power == 1 else self.weights.pow(self.power)
+    def read(self, power: float | None = None) -> Tensor:
+        """Return the weights, float64 [C], 0 for the classes that must not be drawn; a copy that may be written to.
+
+        Args:
+            power: exponent of the weights; None: that of the source.
+        """
+        mass = self.weights.weights(self.power if power is None else power)
         never = mass == 0 if mass.min() == 0 else None
         if self.left_out is not None:
             left_out = self.left_out.to(mass.device)
@@ -68,11 +75,13 @@ class WeightSource(nn.Module):
     def without(self, ids: Tensor) -> "WeightSource":
         """Return the same weights without these classes."""
         left_out = ids if self.left_out is None else torch.cat([self.left_out, ids])
-        return WeightSource(self.weights, power=self.power, left_out=left_out, name=self.name)
+        rest = WeightSource(self.weights, power=self.power, left_out=left_out, name=self.name)
+        rest._resizable = self._resizable
+        return rest
 
     def resize(self, num_classes: int) -> None:
         """Resize the counts; raise ValueError if the weights are a tensor."""
-        if not isinstance(self.weights, ClassCounts):
+        if not self._resizable:
             raise ValueError(
                 f"`sampler` must be built from ClassCounts to be resized to {num_classes} classes, got one built from "
                 "a tensor: give the head a new sampler"
@@ -81,3 +90,10 @@ class WeightSource(nn.Module):
             self.weights.resize(num_classes)
         if self.left_out is not None:
             self.left_out = self.left_out[self.left_out < num_classes]
+
+
+def _as_counts(weights: Tensor, name: str, smooth: bool) -> ClassCounts:
+    """Return weights as counts, in which an unseen class has the smallest positive weight if they are smoothed."""
+    weights = _check.nonnegative_vector(name, weights)
+    unseen = smooth and not bool(weights.min() > 0)
+    return ClassCounts(weights, smoothing=float(weights[weights > 0].min()) if unseen else 0.0)

@@ -1,24 +1,29 @@
 """Masses of C classes as a cumulative sum, searched in a few local steps."""
 
+import copy
+import math
 from collections.abc import Iterator
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from manyclass._loaded_state import follow_loaded_state
 from manyclass.kernels import cpu
 
 ENTRIES_PER_CHUNK = 1 << 24
 CLASSES_PER_STRETCH = 64
 CELL_MARGIN = 1e-2  # in widths of a cell
+MASS_BITS = 52
+MIN_TOTAL, MAX_TOTAL = 1e-280, 1e300
 
 
-class MassTable(nn.Module):
+class MassTable:
     """Class c owns the interval [start(c), end(c)) of the line [0, total); its mass is the interval's length.
 
-    Masses are read back as differences of the stored sum, so a class is drawn with exactly the probability that
-    its weight is later divided by, however the sum was rounded. Classes of mass 0 are not in the sum; the others
-    are identified in it by their rank. Classes lie on the line in the order of their ids, or in a given order.
+    Masses are rounded to multiples of a power of two, of which the total has fewer than 2⁵²: then every sum of them is
+    exact in float64, in any order and however the classes are split. A class is drawn with exactly the probability
+    that its weight is later divided by, and a table built from masses that were read back is the same. Classes of mass
+    0 are not in the sum; the others are identified in it by their rank. Classes lie on the line in the order of their
+    ids, or in a given order. A table never changes.
 
     A guide leads to the class at a position. The line is cut into stretches of equal length, and each stretch into
     about as many cells of equal length as classes begin in it; for each cell the guide holds the last class that
@@ -31,94 +36,47 @@ class MassTable(nn.Module):
         order: int64 [C], the ids in the order in which they lie on the line; None: by id.
 
     Raises:
-        ValueError: a mass is so small beside the others that it is lost in their sum.
+        ValueError: the sum of the masses is too small or too large for its multiples in float64.
     """
 
-    _cumulative_bits: Tensor
-    _zero: Tensor
-    _order: Tensor | None
-    _place: Tensor | None
-    _ids: Tensor
-    _intercept_bits: Tensor
-    _slope_bits: Tensor
-    _guide: Tensor
-    _steps: tuple[int, ...]
-
     def __init__(self, mass: Tensor, *, name: str = "weights", order: Tensor | None = None) -> None:
-        super().__init__()
-        nothing = torch.empty(0, dtype=torch.int64)
-        # Floats are stored as int64 bits: `.half()` and `.to(dtype)` convert every floating-point buffer.
-        self.register_buffer("_cumulative_bits", nothing)
-        self.register_buffer("_zero", nothing)
-        self.register_buffer("_order", None)
-        self.register_buffer("_place", None, persistent=False)
-        for derived in ("_ids", "_intercept_bits", "_slope_bits", "_guide"):
-            self.register_buffer(derived, nothing, persistent=False)
-        self.rebuild(mass, name=name, order=order)
-        follow_loaded_state(self, MassTable._after_load)
-
-    def rebuild(self, mass: Tensor, *, name: str = "weights", order: Tensor | None = None) -> None:
-        """Build the table from other masses; the arguments are those of the class."""
+        self.num_classes = len(mass)
+        index = torch.int32 if self.num_classes < 2**31 else torch.int64
+        self._order = self._place = None
         if order is not None:
             mass = mass[order]
-        self._order = order
+            self._order = order.to(index)
+            self._place = torch.empty_like(self._order)
+            self._place[order] = torch.arange(self.num_classes, dtype=index, device=order.device)
+        mass = _exact(mass, name)
         cumulative = mass.new_zeros(len(mass) + 1)
         torch.cumsum(mass, 0, out=cumulative[1:])
-        if mass.device.type != "cpu":
-            # A parallel sum may round a later entry below an earlier one.
-            cumulative = cumulative.cummax(0).values
         zeros, kept = [], 0
         for start, part in _parts(mass):
             positive = part > 0
-            ends = cumulative[start : start + len(part) + 1].clone()
-            lost = positive & (ends[1:] == ends[:-1])
-            if lost.any():
-                c = start + int(lost.nonzero()[0])
-                position = c if order is None else int(order[c])
-                raise ValueError(
-                    f"`{name}` must not span more than 15 orders of magnitude, got {mass[c].item():g} at position "
-                    f"{position}, which is lost beside a total of {cumulative[-1].item():g}"
-                )
             zeros.append((~positive).nonzero().squeeze(1) + start)
-            ends = ends[1:][positive]
+            ends = cumulative[start + 1 : start + 1 + len(part)][positive]
             # Entries are written at or before the place they are read from, so the gaps can be closed in place.
             cumulative[kept + 1 : kept + 1 + len(ends)] = ends
             kept += len(ends)
-        self._cumulative_bits = cumulative[: kept + 1].view(torch.int64)
+        # A copy if much was left out, so that its memory is freed.
+        self._cumulative = cumulative if kept == len(mass) else cumulative[: kept + 1].clone()
         self._zero = torch.cat(zeros)
-        self._derive()
+        self._derive(index)
 
-    def _after_load(self, _: object) -> None:
-        """Raise ValueError if a loaded state is not a table, since a search would read past its end."""
-        cumulative, zero = self._cumulative, self._zero
-        num_classes = len(cumulative) - 1 + len(zero)
-        # Equal neighbours are valid: a tiny mass may add nothing to a large sum.
-        rising = cumulative.isfinite().all() and (cumulative.diff() >= 0).all()
-        if cumulative.dim() != 1 or not len(cumulative) or cumulative[0] != 0 or not rising:
-            raise ValueError("the table of a sampler must hold a sum that rises from 0, got another")
-        if zero.dim() != 1 or (zero < 0).any() or (zero >= num_classes).any() or not (zero.diff() > 0).all():
-            raise ValueError("the table of a sampler must leave out classes in ascending order, got others")
-        if self._order is not None:
-            wanted = torch.arange(num_classes, device=self.device)
-            if self._order.shape != wanted.shape or not torch.equal(self._order.sort().values, wanted):
-                raise ValueError("the table of a sampler must hold an order of all classes, got another")
-        self._derive()
-
-    def _derive(self) -> None:
-        """Build the guide and the constants of the search. The only place that synchronises with the device."""
+    def _derive(self, index: torch.dtype) -> None:
+        """Build the guide and the constants of the search."""
         cumulative = self._cumulative
         n = len(cumulative) - 1
-        self.num_classes = n + len(self._zero)
         self._has_zero = len(self._zero) > 0
-        self._ranks_are_ids = not self._has_zero and self._order is None
-        if self._order is not None:
-            self._place = torch.empty_like(self._order)
-            self._place[self._order] = torch.arange(self.num_classes, device=self.device)
+        self._ids: Tensor | None = None
         self.total = float(cumulative[-1])
         stretches = -(-n // CLASSES_PER_STRETCH)
         self._scale = stretches / self.total if n else 0.0
-        self._widest, self._steps = 0, ()
-        self._cpu_table: cpu.SearchTable | None = None
+        self._widest: int = 0
+        self._steps: tuple[int, ...] = ()
+        nothing = torch.empty(0, dtype=torch.float64, device=self.device)
+        self._intercept, self._slope, self._guide = nothing, nothing, nothing.to(index)
         if n == 0:
             return
         # One more stretch, empty, for positions that rounding moves to the end of the line.
@@ -131,8 +89,7 @@ class MassTable(nn.Module):
         cells = torch.searchsorted(cumulative[:-1], begin).diff().double().clamp_(max=most).floor_().add_(1.0)
         slope = (cells - 2 * CELL_MARGIN).mul_(self._scale)
         offset = cells.cumsum(0).sub_(cells).add_(CELL_MARGIN)
-        self._intercept_bits = torch.addcmul(offset, begin[:-1], slope, value=-1).view(torch.int64)
-        self._slope_bits = slope.view(torch.int64)
+        self._intercept, self._slope = torch.addcmul(offset, begin[:-1], slope, value=-1), slope
         num_cells = int(cells.sum())
         del begin, cells, slope, offset
         cell = torch.empty(n, dtype=torch.int32 if num_cells < 2**31 else torch.int64, device=cumulative.device)
@@ -150,7 +107,9 @@ class MassTable(nn.Module):
         # Starting earlier near the end keeps the steps, which sum to the widest cell, inside the table.
         self._guide = guide.clamp_(max=n - 1 - widest)
         self._widest, self._steps = widest, _halvings(widest)
-        if not self._ranks_are_ids:
+        if not self._has_zero:
+            self._ids = self._order if self._order is None else self._order.to(guide.dtype)
+        else:
             # The places of the missing classes among the others: rank r lies at place r + #{places ≤ r}.
             places = self._zero - torch.arange(len(self._zero), device=self.device)
             self._ids = torch.empty(n, dtype=guide.dtype, device=self.device)
@@ -162,26 +121,40 @@ class MassTable(nn.Module):
     def _cell(self, position: Tensor) -> Tensor:
         """Return the cells [N] of positions [N]."""
         stretch = (position * self._scale).long()
-        intercept = self._intercept_bits.view(torch.float64).index_select(0, stretch)
-        return intercept.addcmul_(self._slope_bits.view(torch.float64).index_select(0, stretch), position).long()
-
-    @property
-    def _cumulative(self) -> Tensor:
-        return self._cumulative_bits.view(torch.float64)
+        intercept = self._intercept.index_select(0, stretch)
+        return intercept.addcmul_(self._slope.index_select(0, stretch), position).long()
 
     @property
     def device(self) -> torch.device:
-        """The device of its tables."""
-        return self._cumulative_bits.device
+        """The device of its tensors."""
+        return self._cumulative.device
 
     @property
     def order(self) -> Tensor | None:
         """int64 [C]: the ids in the order of the line; None: by id."""
-        return self._order
+        return None if self._order is None else self._order.long()
+
+    def to(self, device: torch.device) -> "MassTable":
+        """Return the same table on a device."""
+        if device == self.device:
+            return self
+        moved = copy.copy(self)
+        for name, value in vars(self).items():
+            if isinstance(value, Tensor):
+                setattr(moved, name, value.to(device))
+        return moved
+
+    def masses(self) -> Tensor:
+        """Return the masses of all classes, float64 [C]."""
+        return self.mass(torch.arange(self.num_classes, device=self.device))
+
+    def end(self) -> float | Tensor:
+        """Return the length of the line, in a compiled graph as a tensor: a number would be a constant of the graph."""
+        return self._cumulative[-1] if torch.compiler.is_compiling() else self.total
 
     def absent(self) -> Tensor:
         """Return the classes of mass 0, in ascending order."""
-        return self._zero if self._order is None else self._order[self._zero].sort().values
+        return self._zero if self._order is None else self._order[self._zero].long().sort().values
 
     def locate(self, position: Tensor) -> tuple[Tensor, Tensor]:
         """Return ids and masses of the classes that own these positions, float64 of any shape in [0, total]."""
@@ -190,28 +163,30 @@ class MassTable(nn.Module):
         return self._locate(position)
 
     def cpu_table(self) -> cpu.SearchTable:
-        """Return the table for compiled kernels, rebuilt if its tensors were replaced, for example by `.to`."""
-        if self._cpu_table is None or self._cpu_table.cumulative is not self._cumulative_bits:
-            ids = None if self._ranks_are_ids else self._ids
-            bits = (self._cumulative_bits, self._intercept_bits, self._slope_bits)
-            self._cpu_table = cpu.SearchTable(*bits, self._scale, self._widest, self._guide, ids)
-        return self._cpu_table
+        """Return the table for compiled kernels."""
+        return cpu.SearchTable(
+            self._cumulative, self._intercept, self._slope, self._scale, self._widest, self._guide, self._ids
+        )
 
     def _locate(self, position: Tensor) -> tuple[Tensor, Tensor]:
         """Return the same as `locate`: the eager reference."""
         shape, position = position.shape, position.reshape(-1)
         cumulative = self._cumulative
-        rank = self._guide.index_select(0, self._cell(position))
-        for step in self._steps:
-            probe = rank + step
-            rank = torch.where(cumulative.index_select(0, probe) <= position, probe, rank)
+        if torch.compiler.is_compiling():
+            # The constants of the guide would be constants of the graph, which every rebuild would compile again.
+            rank = torch.searchsorted(cumulative, position, right=True).sub_(1).clamp_(max=len(cumulative) - 2)
+        else:
+            rank = self._guide.index_select(0, self._cell(position))
+            for step in self._steps:
+                probe = rank + step
+                rank = torch.where(cumulative.index_select(0, probe) <= position, probe, rank)
         mass = cumulative.index_select(0, rank + 1).sub_(cumulative.index_select(0, rank))
-        ids = rank if self._ranks_are_ids else self._ids.index_select(0, rank)
+        ids = rank if self._ids is None else self._ids.index_select(0, rank)
         return ids.long().reshape(shape), mass.reshape(shape)
 
     def interval(self, ids: Tensor) -> tuple[Tensor, Tensor]:
         """Return the starts and ends of classes on the line; a class of mass 0 has an empty interval."""
-        place = ids if self._place is None else self._place.take(ids)
+        place = ids if self._place is None else self._place[ids].long()
         cumulative, rank, behind = self._cumulative, place, place + 1
         if self._has_zero:
             before = torch.searchsorted(self._zero, place)
@@ -224,6 +199,23 @@ class MassTable(nn.Module):
         """Return the masses of classes."""
         start, end = self.interval(ids)
         return end.sub_(start)
+
+
+def _exact(mass: Tensor, name: str) -> Tensor:
+    """Return the masses as multiples of a power of two, such that all sums are exact; a positive one stays positive."""
+    total = float(mass.sum())
+    if total and not MIN_TOTAL <= total <= MAX_TOTAL:
+        raise ValueError(f"`{name}` must have a sum between {MIN_TOTAL:g} and {MAX_TOTAL:g}, got {total:g}")
+    exponent = None
+    # Rounding may carry the total to the next power of two: those sums need another bit.
+    while total and exponent != (exponent := math.frexp(total)[1]):
+        quantum = math.ldexp(1.0, exponent - MASS_BITS)
+        rounded = torch.empty_like(mass)
+        for start, part in _parts(mass):
+            multiple = (part / quantum).round_().clamp_(min=1.0)
+            rounded[start : start + len(part)] = multiple.mul_(quantum).masked_fill_(part == 0, 0.0)
+        mass, total = rounded, float(rounded.sum())
+    return mass
 
 
 def _parts(x: Tensor) -> Iterator[tuple[int, Tensor]]:

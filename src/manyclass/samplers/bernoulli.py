@@ -1,12 +1,13 @@
 """Bernoulli sampling: an independent coin for each class, tossed without a pass over all coins."""
 
 import math
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
 
 from manyclass import _check
-from manyclass._loaded_state import follow_loaded_state
+from manyclass._plain_state import load_state, move_state, save_state, saved_ids, saved_vector
 from manyclass.candidates import Block, Candidates, join
 from manyclass.counts import ClassCounts, exponent
 from manyclass.samplers._inclusion import inclusion_probabilities
@@ -15,6 +16,7 @@ from manyclass.samplers._source import WeightSource
 from manyclass.samplers._table import MassTable
 
 OVERFLOW_PROBABILITY = 1e-12
+MAX_RATE = math.log(2.0) * (1 + 1e-9)
 
 
 class Bernoulli(nn.Module):
@@ -45,8 +47,8 @@ class Bernoulli(nn.Module):
     renormalises = False
     learns = False
     attach, advance, observe = no_vectors, no_schedule, no_learning
-    _likely: Tensor
-    _likely_bits: Tensor
+    saved = ("rates", "likely", "likely_b")
+    _apply, _save_to_state_dict, _load_from_state_dict = move_state, save_state, load_state
 
     def __init__(self, counts: Tensor | ClassCounts | WeightSource, k: int, *, group_size: int | None = None) -> None:
         super().__init__()
@@ -86,7 +88,7 @@ class Bernoulli(nn.Module):
         if isinstance(probabilities, WeightSource):
             source = probabilities
         else:
-            source = WeightSource(probabilities, name="probabilities")
+            source = WeightSource(probabilities, name="probabilities", smooth=False)
             above = source.read() > 1
             if above.any():
                 raise ValueError(f"`probabilities` must be at most 1, {_check.at_first(probabilities, above)}")
@@ -108,13 +110,35 @@ class Bernoulli(nn.Module):
         self.k = k
         self._proportional = proportional
         self.group_size = check_group_size(group_size)
-        rate, likely, b = self._split()
-        self.register_buffer("_likely", likely)
-        # Floats are stored as int64 bits: `.half()` and `.to(dtype)` convert every floating-point buffer.
-        self.register_buffer("_likely_bits", b.view(torch.int64))
-        self.table = MassTable(rate, name=source.name)
-        self._derive()
-        follow_loaded_state(self, Bernoulli._derive)
+        self._use(*self._split())
+
+    def _use(self, rate: Tensor, likely: Tensor, likely_b: Tensor) -> None:
+        # Ids int64 [n] of the classes of b > 1/2, and their b, float64 [n].
+        self.likely, self.likely_b = likely, likely_b
+        self.table = MassTable(rate, name=self.source.name)
+        self._points = capacity(self.table.total)
+
+    @property
+    def rates(self) -> Tensor:
+        """float64 [C]: -log(1 - b) of the classes of b ≤ 1/2 in force, 0 for the others."""
+        return self.table.masses()
+
+    def move(self, device: torch.device) -> None:
+        """Move the tables to a device."""
+        self.table, self.likely, self.likely_b = (
+            self.table.to(device),
+            self.likely.to(device),
+            self.likely_b.to(device),
+        )
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Rebuild the tables from saved probabilities."""
+        rates = saved_vector("rates", state["rates"], torch.float64, self.num_classes)
+        likely = saved_ids("likely", state["likely"], self.num_classes)
+        likely_b = saved_vector("likely_b", state["likely_b"], torch.float64, len(likely))
+        if (rates > MAX_RATE).any() or rates[likely].any() or not ((likely_b > 0.5) & (likely_b <= 1)).all():
+            raise ValueError("`rates` must be those of b ≤ 1/2, and `likely_b` in (1/2, 1], got others")
+        self._use(rates, likely, likely_b)
 
     def _split(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return -log(1 - b) of the classes of b ≤ 1/2 (0 for the others), the ids of the others and their b."""
@@ -130,10 +154,6 @@ class Bernoulli(nn.Module):
         b[likely] = 0.0
         return b.neg_().log1p_().neg_(), likely, likely_b
 
-    def _derive(self, _: object = None) -> None:
-        """Compute the number of points to draw."""
-        self._points = capacity(self.table.total)
-
     num_classes = property(lambda self: self.table.num_classes)
     device = property(lambda self: self.table.device)
 
@@ -146,11 +166,11 @@ class Bernoulli(nn.Module):
         self.source.check_every_class_drawn()
         groups = num_groups(target, self.group_size)
         blocks = []
-        if len(self._likely):
-            b = self._likely_b
+        if len(self.likely):
+            b = self.likely_b
             coin = torch.rand(groups, len(b), dtype=torch.float64, device=b.device, generator=generator)
             log_kappa = torch.where(coin < b, -b.log(), -math.inf)
-            blocks.append(Block(self._likely.expand(groups, -1), log_kappa))
+            blocks.append(Block(self.likely.expand(groups, -1), log_kappa))
         if self._points:
             uniform = torch.rand(groups, self._points, dtype=torch.float64, device=target.device, generator=generator)
             # Exponential gaps, -log(1 - u); torch's own exponential_ takes twice as long.
@@ -164,15 +184,11 @@ class Bernoulli(nn.Module):
             blocks.append(Block(ids, log_kappa))
         return Candidates(join(*blocks), exclude, lambda: self._log_kappa(target), self.num_classes)
 
-    @property
-    def _likely_b(self) -> Tensor:
-        return self._likely_bits.view(torch.float64)
-
     def _log_kappa(self, ids: Tensor) -> Tensor:
         b = -torch.expm1(-self.table.mass(ids))
-        if len(self._likely):
-            place = torch.searchsorted(self._likely, ids).clamp_(max=len(self._likely) - 1)
-            b = torch.where(self._likely[place] == ids, self._likely_b[place], b)
+        if len(self.likely):
+            place = torch.searchsorted(self.likely, ids).clamp_(max=len(self.likely) - 1)
+            b = torch.where(self.likely[place] == ids, self.likely_b[place], b)
         return -b.log()
 
     def without(self, ids: Tensor) -> "Bernoulli":
@@ -192,10 +208,8 @@ class Bernoulli(nn.Module):
 
     def refresh(self) -> None:
         """Solve for the probabilities again and rebuild the table from the counts."""
-        rate, likely, b = (x.to(self.table.device) for x in self._split())
-        self._likely, self._likely_bits = likely, b.view(torch.int64)
-        self.table.rebuild(rate, name=self.source.name)
-        self._derive()
+        device = self.device
+        self._use(*(x.to(device) for x in self._split()))
 
     def resize(self, num_classes: int) -> None:
         """Resize the counts and rebuild from them."""

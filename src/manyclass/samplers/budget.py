@@ -3,11 +3,13 @@
 import logging
 import math
 from collections import deque
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
 
 from manyclass import _check
+from manyclass._plain_state import load_state, move_state, save_state, saved_vector
 from manyclass.candidates import Candidates
 from manyclass.samplers._sampler import AdjustableSampler, Observation, checked_draw
 
@@ -49,6 +51,8 @@ class Budget(nn.Module):
     """
 
     learns = True
+    saved = ("progress",)
+    _apply, _save_to_state_dict, _load_from_state_dict = move_state, save_state, load_state
 
     def __init__(
         self,
@@ -156,17 +160,24 @@ class Budget(nn.Module):
             self.sampler.set_k(before)
             raise
 
-    def get_extra_state(self) -> Tensor:
-        """Return k, the number of steps and probes, and the running mean: they decide the next k."""
-        return torch.tensor([self.k, self._steps, self._probed, self._mean], dtype=torch.float64)
+    @property
+    def progress(self) -> Tensor:
+        """float64 [4]: k, the number of steps and probes, and the running mean: they decide the next k."""
+        return torch.tensor([self.k, self._steps, self._probed, self._mean], dtype=torch.float64, device="cpu")
 
-    def set_extra_state(self, state: Tensor) -> None:
+    def move(self, device: torch.device) -> None:
+        """Do nothing: there are no tensors."""
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
         """Continue from a saved k, number of steps and running mean."""
-        k, self._steps, self._probed = (int(x) for x in state[:3])
-        self._mean = float(state[3])
+        values = saved_vector("progress", state["progress"], torch.float64, 4).tolist()
+        if not max(values) < 1 << 53:
+            raise ValueError(f"`progress` must hold numbers below 2⁵³, got {values}")
+        k = _check.integer("k", int(values[0]), 1, self.num_classes)
         # The state of the inner sampler, loaded next, belongs to this k.
         if k != self.k:
             self.sampler.set_k(k)
+        self._steps, self._probed, self._mean = int(values[1]), int(values[2]), values[3]
 
     def extra_repr(self) -> str:
         """Return the options shown by `repr`."""

@@ -1,13 +1,15 @@
 """A separate draw for each group of similar examples, from the clusters of classes that are likely for it."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from manyclass import _check
+from manyclass._context import is_transformed, isolated
+from manyclass._plain_state import load_state, move_state, save_state, saved_ids
 from manyclass.candidates import Block, Candidates
 from manyclass.counts import ClassCounts
 from manyclass.samplers._clusters import Clusters
@@ -53,7 +55,17 @@ class Clustered(nn.Module):
     renormalises = False
     learns = False
     observe = no_learning
-    _explicit: Tensor
+    saved = (
+        "explicit",
+        "labels",
+        "weights",
+        "centroids",
+        "progress",
+        "pending_labels",
+        "pending_weights",
+        "pending_centroids",
+    )
+    _apply, _save_to_state_dict, _load_from_state_dict = move_state, save_state, load_state
 
     def __init__(
         self,
@@ -76,20 +88,48 @@ class Clustered(nn.Module):
         self._num_clusters = None if clusters is None else _check.integer("clusters", clusters, 1, classes)
         self._every = None if every is None else _check.integer("every", every, 1)
         self.schedule: BackgroundRebuild[Clusters] = BackgroundRebuild()
-        self.register_buffer("_explicit", torch.empty(0, dtype=torch.int64))
         self._set_up()
 
     def _set_up(self) -> None:
         weight = self.source.read()
-        if self._num_explicit:
-            self._explicit = weight.topk(self._num_explicit).indices.sort().values
-            weight[self._explicit] = 0.0
+        # int64 [n]: the ids of the heaviest classes.
+        self.explicit = weight.topk(self._num_explicit).indices.sort().values
+        weight[self.explicit] = 0.0
         if not (weight > 0).any():
             raise ValueError(
                 f"`explicit` must leave a class to draw, got {self._num_explicit} of {len(weight)} classes"
             )
         number = self._num_clusters or max(1, min(4 * math.isqrt(len(weight)), len(weight) // 4))
-        self.clusters = Clusters(weight, number)
+        self.clusters = Clusters.by_id(weight, number)
+
+    labels = property(lambda self: self.clusters.labels)
+    weights = property(lambda self: self.clusters.weights)
+    centroids = property(lambda self: self.clusters.centroids)
+    progress = property(lambda self: self.schedule.progress)
+    pending_labels = property(lambda self: self._pending().labels)
+    pending_weights = property(lambda self: self._pending().weights)
+    pending_centroids = property(lambda self: self._pending().centroids)
+
+    def _pending(self) -> Clusters:
+        """Return the clusters of the rebuild in progress; clusters of no classes if there is none."""
+        pending = self.schedule.pending()
+        return Clusters.by_id(self.weights[:0], 1) if pending is None else pending
+
+    def move(self, device: torch.device) -> None:
+        """Move the clusters to a device."""
+        self.clusters, self.explicit = self.clusters.to(device), self.explicit.to(device)
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Continue from saved clusters."""
+        explicit = saved_ids("explicit", state["explicit"], self.num_classes, length=self._num_explicit)
+        clusters = self._restored(state, "")
+        pending = self._restored(state, "pending_") if state["pending_labels"].numel() else None
+        self.schedule.restore(state["progress"], pending)
+        self.explicit, self.clusters = explicit, clusters
+
+    def _restored(self, state: Mapping[str, Tensor], prefix: str) -> Clusters:
+        parts = (state[prefix + name] for name in ("labels", "weights", "centroids"))
+        return Clusters.restored(*parts, num_classes=self.num_classes, number=self.clusters.number)
 
     def attach(self, weight: Tensor, bias: Tensor | None = None) -> None:
         """Cluster these class vectors [C, D], at the next draw and then every few training steps.
@@ -97,7 +137,7 @@ class Clustered(nn.Module):
         The bias is not used: the weights of frequent classes already reflect it.
         """
         check_vectors(weight, None, self.num_classes)
-        self.schedule.restart(weight)
+        self.schedule.attach(weight)
 
     def advance(self) -> None:
         """Count a training step: the clusters follow the class vectors."""
@@ -106,7 +146,7 @@ class Clustered(nn.Module):
             self.clusters = self.schedule.advance(self.clusters, self.every, self._snapshot)
 
     num_classes = property(lambda self: self.source.num_classes)
-    device = property(lambda self: self._explicit.device)
+    device = property(lambda self: self.explicit.device)
 
     forward = checked_draw
 
@@ -130,7 +170,7 @@ class Clustered(nn.Module):
         block = Block(ids, log_kappa, order)
         blocks: tuple[Block, ...] = (block,)
         if self._num_explicit:
-            known = self._explicit.unsqueeze(0)
+            known = self.explicit.unsqueeze(0)
             blocks = (Block(known, torch.zeros(known.shape, dtype=torch.float64, device=known.device)), block)
         # The function below may be called after the clusters have been replaced.
         clusters = self.clusters
@@ -138,15 +178,19 @@ class Clustered(nn.Module):
             blocks, exclude, lambda: self._log_kappa(target, clusters, cumulative, block), self.num_classes
         )
 
-    @torch.no_grad()
     def _proposal(self, hidden: Tensor | None, batch: int) -> tuple[Tensor, Tensor | None]:
         """Return cumulative masses of the clusters [G, J], and the order that sorts the batch into its groups."""
-        attached = bool(self.schedule.vectors)
         if hidden is not None:
             self._build_if_stale()
+        # Autocast would round the proposal, from which κ is computed.
+        with torch.no_grad(), torch.autocast(self.device.type, enabled=False):
+            return self._cumulative_proposal(hidden, batch)
+
+    def _cumulative_proposal(self, hidden: Tensor | None, batch: int) -> tuple[Tensor, Tensor | None]:
         weight = self.clusters.mass / self.clusters.mass.sum()
         groups = -(-batch // self.group_size)
-        if hidden is None or not attached:
+        # There are no centroids before the first clustering, which never runs inside a compiled graph.
+        if hidden is None or self.clusters.centroids.shape[1] != hidden.shape[1]:
             return _normalised_sum(weight.unsqueeze(0)).expand(groups, -1).contiguous(), None
         scores = hidden.detach().float() @ self.clusters.centroids.T
         p = (scores + weight.log().float()).softmax(1)
@@ -158,24 +202,18 @@ class Clustered(nn.Module):
         return _normalised_sum(mass / mass.sum(1, keepdim=True) + self.mix * weight), order
 
     def _build_if_stale(self) -> None:
-        if self.schedule.vectors and self.schedule.stale:
+        if self.schedule.vectors and self.schedule.stale and not is_transformed():
             self.refresh()
 
     def _snapshot(self) -> Callable[[], Clusters]:
         """Copy the inputs of a build, and return the function that clusters them."""
         vectors, weight = self.schedule.vectors[0].detach().clone(), self._drawn_weight()
-        number, centroids = self.clusters.number, self.clusters.centroids
-
-        def build() -> Clusters:
-            clusters = Clusters(weight, number, centroids=centroids)
-            clusters.fit(vectors, weight)
-            return clusters
-
-        return build
+        centroids = self.clusters.centroids
+        return lambda: Clusters.of(vectors, weight, centroids)
 
     def _drawn_weight(self) -> Tensor:
         weight = self.source.read().to(self.device)
-        weight[self._explicit] = 0.0
+        weight[self.explicit] = 0.0
         return weight
 
     def _log_kappa(self, target: Tensor, clusters: Clusters, cumulative: Tensor, block: Block) -> Tensor:
@@ -183,7 +221,7 @@ class Clustered(nn.Module):
         group = block.spread(groups, len(target)).squeeze(1)
         _, mass = _interval(cumulative[group], clusters.cluster_of(target).unsqueeze(1))
         expected = (self.k - self._num_explicit) * mass.squeeze(1) * clusters.share(target)
-        return torch.where(torch.isin(target, self._explicit), 0.0, -expected.log()).clamp(min=0.0)
+        return torch.where(torch.isin(target, self.explicit), 0.0, -expected.log()).clamp(min=0.0)
 
     @property
     def every(self) -> int:
@@ -194,7 +232,8 @@ class Clustered(nn.Module):
         """Read the weights again, and cluster the class vectors."""
         self.schedule.drop()
         if self.schedule.vectors:
-            self.clusters.fit(self.schedule.vectors[0], self._drawn_weight())
+            with isolated():
+                self.clusters = self._snapshot()()
             self.schedule.stale = False
 
     def resize(self, num_classes: int) -> None:

@@ -1,13 +1,14 @@
 """An explicit sum over classes other than the target, and a sampler for the rest."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
 from manyclass import _check
+from manyclass._plain_state import load_state, move_state, save_state, saved_ids
 from manyclass.candidates import Block, Candidates, join
 from manyclass.kernels import cpu
 from manyclass.samplers._sampler import AdjustableSampler, Observation, Sampler, SubsetSampler, checked_draw
@@ -32,7 +33,8 @@ class WithExplicit(nn.Module):
         tensor([[1., 1., 7.]], dtype=torch.float64)
     """
 
-    _explicit: Tensor | None
+    saved = ("explicit",)
+    _apply, _save_to_state_dict, _load_from_state_dict = move_state, save_state, load_state
 
     def __init__(self, sampler: Sampler | None, explicit: Tensor | str, *, num_classes: int | None = None) -> None:
         super().__init__()
@@ -42,7 +44,7 @@ class WithExplicit(nn.Module):
             raise ValueError(f"`num_classes` must be the sampler's {sampler.num_classes}, got {num_classes}")
         self._num_classes = None if num_classes is None else _check.integer("num_classes", num_classes, 1)
         self.sampler = sampler
-        self.register_buffer("_explicit", None)
+        self._explicit: Tensor | None = None
         # If the sampler can leave the set out, no draw is wasted on it.
         self._leaves_out = False
         if isinstance(explicit, Tensor):
@@ -83,6 +85,20 @@ class WithExplicit(nn.Module):
         if self._explicit is not None:
             return self._explicit.device
         return None if self.sampler is None else self.sampler.device
+
+    @property
+    def explicit(self) -> Tensor:
+        """int64 [n]: the ids of the set, ascending; [0] if it is the batch's targets."""
+        return torch.empty(0, dtype=torch.int64, device="cpu") if self._explicit is None else self._explicit
+
+    def move(self, device: torch.device) -> None:
+        """Move the set to a device."""
+        self._explicit = None if self._explicit is None else self._explicit.to(device)
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Continue with a saved set of as many classes."""
+        explicit = saved_ids("explicit", state["explicit"], self.num_classes, length=len(self.explicit))
+        self._explicit = None if self._explicit is None else explicit
 
     renormalises = property(lambda self: self.sampler is not None and self.sampler.renormalises)
     unbiased = property(lambda self: self.sampler is not None and self.sampler.unbiased)

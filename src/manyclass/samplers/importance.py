@@ -1,12 +1,14 @@
 """Importance sampling: k independent draws from q, with replacement."""
 
 import math
+from collections.abc import Mapping
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from manyclass import _check
+from manyclass._plain_state import load_state, move_state, save_state, saved_vector
 from manyclass.candidates import Block, Candidates
 from manyclass.counts import ClassCounts
 from manyclass.samplers._sampler import check_group_size, checked_draw, no_learning, no_schedule, no_vectors, num_groups
@@ -39,6 +41,8 @@ class Importance(nn.Module):
     unbiased = True
     learns = False
     attach, advance, observe = no_vectors, no_schedule, no_learning
+    saved = ("weights",)
+    _apply, _save_to_state_dict, _load_from_state_dict = move_state, save_state, load_state
 
     def __init__(
         self, weights: Tensor | ClassCounts | WeightSource, k: int, *, power: float = 1.0, group_size: int | None = None
@@ -48,6 +52,23 @@ class Importance(nn.Module):
         self.group_size = check_group_size(group_size)
         self.source = weights if isinstance(weights, WeightSource) else WeightSource(weights, power=power)
         self.table = MassTable(self.source.read())
+
+    @property
+    def weights(self) -> Tensor:
+        """float64 [C]: the weights in force, on any scale."""
+        return self.table.masses()
+
+    def move(self, device: torch.device) -> None:
+        """Move the table to a device."""
+        self.table = self.table.to(device)
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Rebuild the table from saved weights."""
+        self.use(saved_vector("weights", state["weights"], torch.float64, self.num_classes))
+
+    def use(self, weights: Tensor) -> None:
+        """Draw with these weights, float64 [C], until the next `refresh()`."""
+        self.table = MassTable(weights)
 
     @property
     def renormalises(self) -> bool:
@@ -73,14 +94,16 @@ class Importance(nn.Module):
         else:
             position = uniform * self.table.total
             free = uniform.new_full((1,), self.table.total)
-        ids, mass = self.table.locate(position)
+        # The function below may be called after the table has been replaced.
+        table = self.table
+        ids, mass = table.locate(position)
         log_share = free.log_().sub_(math.log(self.k))
         log_kappa = log_share.unsqueeze(1) - mass.log_()
         return Candidates(
             (Block(ids, log_kappa),),
             exclude,
             # A class that is summed elsewhere has mass 0, so its log κ is infinite.
-            lambda: log_share - self.table.mass(target).log(),
+            lambda: log_share - table.mass(target).log(),
             self.num_classes,
         )
 
@@ -116,7 +139,7 @@ class Importance(nn.Module):
 
     def refresh(self) -> None:
         """Rebuild the table from the counts."""
-        self.table.rebuild(self.source.read().to(self.table.device))
+        self.table = MassTable(self.source.read().to(self.device))
 
     def resize(self, num_classes: int) -> None:
         """Resize the counts and rebuild from them."""

@@ -1,9 +1,12 @@
 """The targets of a batch as each other's candidates."""
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor, nn
 
 from manyclass import _check
+from manyclass._plain_state import load_state, move_state, save_state, saved_vector
 from manyclass.candidates import Block, Candidates
 from manyclass.counts import ClassCounts
 from manyclass.samplers._sampler import checked_draw, no_learning, no_schedule, no_vectors
@@ -42,16 +45,43 @@ class InBatch(nn.Module):
     renormalises = False
     learns = False
     attach, advance, observe = no_vectors, no_schedule, no_learning
+    saved = ("frequency", "proposal")
+    _apply, _save_to_state_dict, _load_from_state_dict = move_state, save_state, load_state
 
     def __init__(self, counts: Tensor | ClassCounts, k: int = 0, *, power: float = 1.0) -> None:
         super().__init__()
         self.k = _check.integer("k", k, 0)
+        self.power = _check.number("power", power)
         self.source = WeightSource(counts, name="counts")
-        self.drawn = WeightSource(counts, power=power, name="counts")
-        self.frequency, self.proposal = (MassTable(source.read()) for source in (self.source, self.drawn))
+        self._frequency, self._proposal = self._tables()
 
-    num_classes = property(lambda self: self.frequency.num_classes)
-    device = property(lambda self: self.frequency.device)
+    def _tables(self) -> tuple[MassTable, MassTable]:
+        first = MassTable(self.source.read(), name="counts")
+        return first, first if self.power == 1 else MassTable(self.source.read(self.power), name="counts")
+
+    @property
+    def frequency(self) -> Tensor:
+        """float64 [C]: the counts in force, on any scale."""
+        return self._frequency.masses()
+
+    @property
+    def proposal(self) -> Tensor:
+        """float64 [C]: the weights in force of the drawn classes, on any scale."""
+        return self._proposal.masses()
+
+    def move(self, device: torch.device) -> None:
+        """Move the tables to a device."""
+        self._frequency, self._proposal = self._frequency.to(device), self._proposal.to(device)
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Rebuild the tables from saved weights."""
+        for name in self.saved:
+            if not saved_vector(name, state[name], torch.float64, self.num_classes).any():
+                raise ValueError(f"`{name}` must not all be 0, got {self.num_classes} zeros")
+        self._frequency, self._proposal = (MassTable(state[name], name=name) for name in self.saved)
+
+    num_classes = property(lambda self: self._frequency.num_classes)
+    device = property(lambda self: self._frequency.device)
 
     forward = checked_draw
 
@@ -63,30 +93,28 @@ class InBatch(nn.Module):
         ids = target
         if self.k:
             uniform = torch.rand(self.k, dtype=torch.float64, device=target.device, generator=generator)
-            ids = torch.cat([target, self.proposal.locate(uniform * self.proposal.total)[0]])
+            ids = torch.cat([target, self._proposal.locate(uniform * self._proposal.total)[0]])
         batch = len(target)
         block = Block(ids.unsqueeze(0), self._log_kappa(ids, batch).unsqueeze(0))
         return Candidates((block,), exclude, lambda: self._log_kappa(target, batch), self.num_classes)
 
     def _log_kappa(self, ids: Tensor, batch: int) -> Tensor:
         # In a batch of one the only slot is excluded, so any finite κ will do.
-        expected = self.frequency.mass(ids) * (max(batch - 1, 1) / self.frequency.total)
+        expected = self._frequency.mass(ids) * (max(batch - 1, 1) / self._frequency.total)
         if self.k:
-            expected += self.proposal.mass(ids) * (self.k / self.proposal.total)
+            expected += self._proposal.mass(ids) * (self.k / self._proposal.total)
         return -expected.log()
 
     def refresh(self) -> None:
         """Rebuild the tables from the counts."""
-        for source, table in ((self.source, self.frequency), (self.drawn, self.proposal)):
-            table.rebuild(source.read().to(table.device), name="counts")
+        device = self.device
+        self._frequency, self._proposal = (table.to(device) for table in self._tables())
 
     def resize(self, num_classes: int) -> None:
         """Resize the counts and rebuild from them."""
-        # Both sources read the same counts; the second finds them resized.
         self.source.resize(num_classes)
-        self.drawn.resize(num_classes)
         self.refresh()
 
     def extra_repr(self) -> str:
         """Return the options shown by `repr`."""
-        return f"k={self.k}, power={self.drawn.power:g}"
+        return f"k={self.k}, power={self.power:g}"

@@ -1,19 +1,19 @@
 """Systematic sampling with inclusion probabilities learned from the model."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
 
 from manyclass import _check
+from manyclass._plain_state import load_state, move_state, save_state, saved_vector
 from manyclass.candidates import Candidates
 from manyclass.counts import ClassCounts
-from manyclass.samplers._inclusion import split_certain
+from manyclass.samplers._comb import Comb
+from manyclass.samplers._order import first_line
 from manyclass.samplers._rebuild import BackgroundRebuild
 from manyclass.samplers._sampler import Observation, checked_draw
-from manyclass.samplers._table import MassTable
-from manyclass.samplers.systematic import Systematic
 
 
 class Learned(nn.Module):
@@ -23,7 +23,7 @@ class Learned(nn.Module):
     square of p over its examples; frequencies, the mean of p, only resemble it. When a class has been scored, the head
     reports its mean square over the batch (0 where it is the target), and the estimate moves towards it by the factor
     min(1, forget / π): rare draws move it further, so that on average all classes forget at the same rate. The
-    frequencies keep every π above 0. Nothing is learned in a compiled head, or with an objective that has no Z̃.
+    frequencies keep every π above 0. Nothing is learned with an objective that has no Z̃.
 
     Args:
         counts: ClassCounts, or C positive counts.
@@ -46,7 +46,8 @@ class Learned(nn.Module):
     unbiased = True
     renormalises = False
     learns = True
-    _estimate_bits: Tensor
+    saved = ("weights", "line", "estimate", "progress", "pending_weights", "pending_line")
+    _apply, _save_to_state_dict, _load_from_state_dict = move_state, save_state, load_state
 
     def __init__(
         self,
@@ -63,31 +64,76 @@ class Learned(nn.Module):
         self.forget = _check.number("forget", forget, low=0, strict=True)
         self.mix = _check.number("mix", mix, low=0, strict=True)
         self._every = None if every is None else _check.integer("every", every, 1)
-        self.sampler = Systematic(self.counts.frequency(), k, order=order)
-        # Floats are stored as int64 bits: `.half()` and `.to(dtype)` convert every floating-point buffer.
-        self.register_buffer("_estimate_bits", self.counts.frequency().square_().view(torch.int64))
-        self.schedule: BackgroundRebuild[MassTable] = BackgroundRebuild()
+        self.k = _check.integer("k", k, 1, self.counts.num_classes)
+        # Ids of classes that are summed elsewhere and must not be drawn.
+        self._left_out: Tensor | None = None
+        frequency = self.counts.frequency()
+        # float64 [C]: the estimated mean square of each class's probability.
+        self.estimate = frequency.square()
+        self.order, line = first_line(order, frequency)
+        self.comb = Comb.of(frequency, self.k, order=line)
+        self.schedule: BackgroundRebuild[Comb] = BackgroundRebuild()
 
     @property
-    def estimate(self) -> Tensor:
-        """float64 [C]: the estimated mean square of each class's probability."""
-        return self._estimate_bits.view(torch.float64)
+    def weights(self) -> Tensor:
+        """float64 [C]: the weights in force, on any scale; infinite for classes that are certain."""
+        return self.comb.weights
 
     @property
-    def k(self) -> int:
-        """The number of classes drawn."""
-        return self.sampler.k
+    def line(self) -> Tensor:
+        """int64 [C]: the ids in the order of the line; [0]: by id."""
+        return self.comb.line
+
+    @property
+    def progress(self) -> Tensor:
+        """int64 [2]: the steps of the schedule."""
+        return self.schedule.progress
+
+    @property
+    def pending_weights(self) -> Tensor:
+        """float64 [C]: the weights of the rebuild in progress; [0] if there is none."""
+        pending = self.schedule.pending()
+        return self.estimate[:0] if pending is None else pending.weights
+
+    @property
+    def pending_line(self) -> Tensor:
+        """int64 [C]: the order of the rebuild in progress; [0]: by id, or none."""
+        pending = self.schedule.pending()
+        return torch.empty(0, dtype=torch.int64, device=self.device) if pending is None else pending.line
+
+    def move(self, device: torch.device) -> None:
+        """Move the tables to a device."""
+        self.comb, self.estimate = self.comb.to(device), self.estimate.to(device)
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Rebuild the tables from saved weights, and continue from the saved estimate."""
+        estimate = saved_vector("estimate", state["estimate"], torch.float64, self.num_classes)
+        if not math.isfinite(estimate.sum()):
+            raise ValueError("`estimate` must have a finite sum, got an infinite one")
+        comb, pending = (
+            Comb.restored(state[name + "weights"], state[name + "line"], self.num_classes, self.k)
+            if len(state[name + "weights"])
+            else None
+            for name in ("", "pending_")
+        )
+        if comb is None:
+            raise ValueError("`weights` must have a number for each class, got none")
+        self.schedule.restore(state["progress"], pending)
+        self.comb, self.estimate = comb, estimate
 
     def attach(self, weight: Tensor, bias: Tensor | None = None) -> None:
         """Order classes by these vectors [C, D], if the order is "cluster"."""
-        self.sampler.attach(weight, bias)
+        if self.order is not None:
+            self.order.attach(weight, self.num_classes)
 
     def advance(self) -> None:
-        """Count a training step for the order of the classes; `observe` counts it for the table."""
-        self.sampler.advance()
+        """Count a training step: rebuild the tables if that is due, and follow the class vectors."""
+        self.comb = self.schedule.advance(self.comb, self.every, self._snapshot)
+        if self.order is not None and self.order.advance():
+            self.comb = self.comb.arranged(self.order.sort_by_cluster())
 
-    num_classes = property(lambda self: self.sampler.num_classes)
-    device = property(lambda self: self.sampler.device)
+    num_classes = property(lambda self: self.comb.table.num_classes)
+    device = property(lambda self: self.comb.device)
 
     forward = checked_draw
 
@@ -95,11 +141,16 @@ class Learned(nn.Module):
         self, target: Tensor, exclude: Tensor, *, hidden: Tensor | None, generator: torch.Generator | None
     ) -> Candidates:
         """Draw for checked arguments."""
-        return self.sampler.draw(target, exclude, hidden=hidden, generator=generator)
+        if self.order is not None and self.order.build_if_stale():
+            self.comb = self.comb.arranged(self.order.sort_by_cluster())
+        # The function below may be called after the comb has been replaced.
+        comb = self.comb
+        blocks = comb.draw(1, stratified=False, generator=generator)
+        return Candidates(blocks, exclude, lambda: comb.log_kappa(target), self.num_classes)
 
     @torch.no_grad()
     def observe(self, observation: Observation) -> None:
-        """Move the estimates of the drawn classes, and rebuild the table if that is due."""
+        """Move the estimates of the drawn classes."""
         (block,) = observation.candidates.blocks
         ids, kappa = block.ids[0], block.log_kappa[0].exp()
         # κ = 1/π, and 0 for a slot that a wrapper has emptied. The draw is without replacement: no class twice.
@@ -107,31 +158,20 @@ class Learned(nn.Module):
         known = self.estimate[ids]
         change = rate * (observation.probability().to(known).square_() - known)
         self.estimate[ids] = known + torch.where(kappa > 0, change, 0.0)
-        table = self.schedule.advance(self.sampler.table, self.every, self._snapshot)
-        if table is not self.sampler.table:
-            self.sampler.use_table(table)
 
-    def _snapshot(self) -> Callable[[], MassTable]:
-        """Copy the inputs of a build, and return the function that builds a table from them."""
+    def _snapshot(self) -> Callable[[], Comb]:
+        """Copy the inputs of a build, and return the function that builds a comb from them."""
         estimate, frequency, k = self.estimate.clone(), self.counts.frequency(), self.k
-        order, current = self.sampler.order, self.sampler.table.order
-        left_out = self.sampler.source.left_out
+        order, current, left_out = self.order, self.comb, self._left_out
 
-        def build() -> MassTable:
-            weight = self._weight(estimate, frequency)
-            if left_out is not None:
-                weight[left_out.to(weight.device)] = 0.0
-            arranged = current
+        def build() -> Comb:
+            weight, line = _weight(estimate, frequency, self.mix, left_out), current.table.order
             # Only this order depends on the weights.
-            if order is not None and current is not None and order.rule == "frequency":
-                arranged = order.sort(weight, current)
-            return MassTable(split_certain(weight, k)[0], order=arranged)
+            if order is not None and line is not None and order.rule == "frequency":
+                line = order.sort(weight, line)
+            return Comb.of(weight, k, order=line)
 
         return build
-
-    def _weight(self, estimate: Tensor, frequency: Tensor) -> Tensor:
-        learnt = estimate.sqrt()
-        return learnt.div_(learnt.sum()).add_(frequency.to(learnt.device), alpha=self.mix)
 
     @property
     def every(self) -> int:
@@ -140,24 +180,34 @@ class Learned(nn.Module):
 
     def without(self, ids: Tensor) -> "Learned":
         """Return the same design over all classes but these, which are summed elsewhere."""
-        rest = Learned(self.counts, self.k, forget=self.forget, mix=self.mix, every=self._every)
-        rest.sampler, rest._estimate_bits = self.sampler.without(ids), self._estimate_bits.clone()
+        order = self.comb.table.order if self.order is None or self.order.rule == "given" else self.order.rule
+        rest = Learned(self.counts, self.k, forget=self.forget, mix=self.mix, every=self._every, order=order)
+        rest.estimate = self.estimate.clone()
+        rest._left_out = ids if self._left_out is None else torch.cat([self._left_out, ids])
+        for vectors in () if self.order is None else self.order.vectors:
+            rest.attach(vectors)
+        rest.refresh()
         return rest
 
     def heaviest(self, n: int) -> Tensor:
         """Return the n classes that are drawn most often, in ascending order."""
-        return self.sampler.heaviest(n)
+        return self._current_weight().topk(n).indices.sort().values
 
     def set_k(self, k: int) -> None:
         """Draw another number of classes."""
-        self.sampler.k = _check.integer("k", k, 1, self.num_classes)
+        self.k = _check.integer("k", k, 1, self.num_classes)
         self.refresh()
 
     def refresh(self) -> None:
-        """Rebuild the table from the estimate and the counts."""
+        """Rebuild the tables from the estimate and the counts."""
         self.schedule.drop()
-        self.sampler.source.weights = self._weight(self.estimate, self.counts.frequency())
-        self.sampler.refresh()
+        weight, line = self._current_weight(), self.comb.table.order
+        if self.order is not None and line is not None:
+            line = self.order.sort(weight, line)
+        self.comb = Comb.of(weight, self.k, order=line)
+
+    def _current_weight(self) -> Tensor:
+        return _weight(self.estimate, self.counts.frequency(), self.mix, self._left_out)
 
     def resize(self, num_classes: int) -> None:
         """Resize the counts; the estimates of new classes start from their frequencies."""
@@ -166,12 +216,20 @@ class Learned(nn.Module):
         estimate = self.counts.frequency().square_().to(self.device)
         kept = min(num_classes, self.num_classes)
         estimate[:kept] = self.estimate[:kept]
-        self._estimate_bits = estimate.view(torch.int64)
-        source = self.sampler.source
-        if source.left_out is not None:
-            source.left_out = source.left_out[source.left_out < num_classes]
+        self.estimate = estimate
+        if self._left_out is not None:
+            self._left_out = self._left_out[self._left_out < num_classes]
         self.refresh()
 
     def extra_repr(self) -> str:
         """Return the options shown by `repr`."""
         return f"forget={self.forget:g}, mix={self.mix:g}"
+
+
+def _weight(estimate: Tensor, frequency: Tensor, mix: float, left_out: Tensor | None) -> Tensor:
+    """Return the weights [C] of a design, 0 for the classes that are left out."""
+    learnt = estimate.sqrt()
+    weight = learnt.div_(learnt.sum()).add_(frequency.to(learnt.device), alpha=mix)
+    if left_out is not None:
+        weight[left_out.to(weight.device)] = 0.0
+    return weight

@@ -1,14 +1,17 @@
 """An explicit sum over the classes nearest to an example, and a draw of the rest."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from manyclass import _check
+from manyclass._context import is_transformed, isolated
 from manyclass._faiss import load_faiss
+from manyclass._handle import Handle, owner_of
+from manyclass._plain_state import load_state, move_state, save_state, saved_vector
 from manyclass.candidates import Block, Candidates, join
 from manyclass.counts import ClassCounts
 from manyclass.samplers._index import ClassIndex
@@ -60,7 +63,17 @@ class Nearest(nn.Module):
     renormalises = False
     learns = False
     observe = no_learning
-    _heaviest: Tensor
+    saved = (
+        "heaviest_drawn",
+        "centroids",
+        "vectors",
+        "indexed",
+        "progress",
+        "pending_centroids",
+        "pending_vectors",
+        "pending_indexed",
+    )
+    _apply, _save_to_state_dict, _load_from_state_dict = move_state, save_state, load_state
 
     def __init__(
         self,
@@ -83,20 +96,52 @@ class Nearest(nn.Module):
         self._probes = None if probes is None else _check.integer("probes", probes, 1)
         self._every = None if every is None else _check.integer("every", every, 1)
         self.sampler = Systematic(source, k - self.nearest, group_size=group_size)
-        self.index = ClassIndex()
+        self.index = ClassIndex.empty(self.sampler.device)
         self.schedule: BackgroundRebuild[ClassIndex] = BackgroundRebuild()
-        self.register_buffer("_heaviest", self._heaviest_drawn())
+        self.heaviest_drawn = self._heaviest_drawn()
+        self._handle = Handle(self)
 
     def _heaviest_drawn(self) -> Tensor:
         """Return the heaviest classes that are not drawn for certain, as many as there are nearest ones; -1 pads."""
-        weight = self.sampler.table.mass(torch.arange(self.num_classes, device=self.device))
-        weight, ids = weight.topk(self.nearest)
+        weight, ids = self.sampler.comb.table.masses().topk(self.nearest)
         return ids.masked_fill_(weight == 0, -1)
+
+    centroids = property(lambda self: self.index.centroids)
+    vectors = property(lambda self: self.index.contents()[0])
+    indexed = property(lambda self: self.index.contents()[1])
+    progress = property(lambda self: self.schedule.progress)
+    pending_centroids = property(lambda self: self._pending().centroids)
+    pending_vectors = property(lambda self: self._pending().contents()[0])
+    pending_indexed = property(lambda self: self._pending().contents()[1])
+
+    def _pending(self) -> ClassIndex:
+        """Return the index of the rebuild in progress; an empty one if there is none."""
+        pending = self.schedule.pending()
+        return ClassIndex.empty(self.device) if pending is None else pending
+
+    def move(self, device: torch.device) -> None:
+        """Move the centroids to a device; the lists stay on the CPU."""
+        self.index, self.heaviest_drawn = self.index.to(device), self.heaviest_drawn.to(device)
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Index the saved copies of class vectors."""
+        heaviest = saved_vector("heaviest_drawn", state["heaviest_drawn"], torch.int64, self.nearest, low=-1)
+        if int(heaviest.max()) >= self.num_classes:
+            raise ValueError(f"`heaviest_drawn` must be below {self.num_classes}, got {int(heaviest.max())}")
+        index, pending = self._restored(state, ""), None
+        if state["pending_indexed"].numel():
+            pending = self._restored(state, "pending_")
+        self.schedule.restore(state["progress"], pending)
+        self.index, self.heaviest_drawn = index, heaviest
+
+    def _restored(self, state: Mapping[str, Tensor], prefix: str) -> ClassIndex:
+        centroids, vectors, ids = (state[prefix + name] for name in ("centroids", "vectors", "indexed"))
+        return ClassIndex.restored(centroids, vectors, ids, self.num_classes)
 
     def attach(self, weight: Tensor, bias: Tensor | None = None) -> None:
         """Index these class vectors [C, D] and biases [C], at the next draw and then every few training steps."""
         check_vectors(weight, bias, self.num_classes)
-        self.schedule.restart(*(x for x in (weight, bias) if x is not None))
+        self.schedule.attach(*(x for x in (weight, bias) if x is not None))
 
     def advance(self) -> None:
         """Count a training step: the index follows the class vectors."""
@@ -105,7 +150,7 @@ class Nearest(nn.Module):
             self.index = self.schedule.advance(self.index, self.every, self._snapshot)
 
     num_classes = property(lambda self: self.sampler.num_classes)
-    device = property(lambda self: self.sampler.device)
+    device = property(lambda self: self.index.device)
 
     forward = checked_draw
 
@@ -130,31 +175,37 @@ class Nearest(nn.Module):
 
         return Candidates((*certain, *blocks), exclude, target_log_kappa, self.num_classes)
 
-    @torch.no_grad()
     def _find(self, hidden: Tensor | None, target: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return explicit classes [G, nearest], -1 pads, and the order that sorts the batch into its groups."""
         groups = num_groups(target, self.group_size)
         if hidden is not None:
             self._build_if_stale()
-        if hidden is None or len(self.index.centroids) == 0:
-            return self._heaviest.expand(groups, -1), None
+        if hidden is None or not 0 <= self.index.centroids.shape[1] - hidden.shape[1] <= 1:
+            return self.heaviest_drawn.expand(groups, -1), None
+        with torch.no_grad(), torch.autocast(self.device.type, enabled=False):
+            return self._find_near(hidden, groups)
+
+    def _find_near(self, hidden: Tensor, groups: int) -> tuple[Tensor, Tensor | None]:
         query, order = hidden.detach().float(), None
         if query.shape[1] < self.index.centroids.shape[1]:
             query = F.pad(query, (0, 1), value=1.0)
         if groups == 1:
             query = query.mean(0, keepdim=True)
         scores = query @ self.index.centroids.T
-        if 1 < groups < len(target):
+        if 1 < groups < len(hidden):
             order = scores.argmax(1).argsort(stable=True)
             grouping = Block(torch.empty(groups, 0), torch.empty(groups, 0), order)
             # A sum ranks as a mean does, and rows that pad the last group do not change it.
             query, scores = grouping.group(query).sum(1), grouping.group(scores).sum(1)
         number = scores.shape[1]
         probes = self._probes or math.ceil(8 * self.nearest * number / self.num_classes)
-        return self.index.search(query, scores.topk(min(probes, number)).indices, self.nearest), order
+        lists = scores.topk(min(probes, number)).indices
+        if torch.compiler.is_compiling():
+            return search_index(query, lists, self.nearest, self._handle.number), order
+        return self.index.search(query, lists, self.nearest), order
 
     def _build_if_stale(self) -> None:
-        if self.schedule.vectors and self.schedule.stale:
+        if self.schedule.vectors and self.schedule.stale and not is_transformed():
             self._build()
 
     def _snapshot(self) -> Callable[[], ClassIndex]:
@@ -162,14 +213,15 @@ class Nearest(nn.Module):
         vectors, *bias = (x.detach() for x in self.schedule.vectors)
         vectors = torch.cat([vectors, bias[0].unsqueeze(1)], 1) if bias else vectors.clone()
         ids = torch.arange(len(vectors), device=self.device)
-        ids = ids[self.sampler.table.mass(ids) > 0]
+        ids = ids[self.sampler.comb.table.mass(ids) > 0]
         number = self._num_lists or max(1, min(4 * math.isqrt(len(vectors)), len(vectors) // 4))
         start = self.index.centroids if self.index.centroids.shape == (number, vectors.shape[1]) else None
         return lambda: ClassIndex.of(vectors, ids, number, start)
 
     def _build(self) -> None:
         self.schedule.drop()
-        self.index = self._snapshot()() if self.schedule.vectors else ClassIndex().to(self.device)
+        with isolated():
+            self.index = self._snapshot()() if self.schedule.vectors else ClassIndex.empty(self.device)
         self.schedule.stale = False
 
     def without(self, ids: Tensor) -> "Nearest":
@@ -199,15 +251,15 @@ class Nearest(nn.Module):
     def refresh(self) -> None:
         """Rebuild the table from the counts, and the index from the class vectors."""
         self.sampler.refresh()
-        self._heaviest = self._heaviest_drawn()
+        self.heaviest_drawn = self._heaviest_drawn()
         self._build()
 
     def resize(self, num_classes: int) -> None:
         """Resize the counts; class vectors must be attached again before there is an index of them."""
         _check.integer("num_classes", num_classes, self.k)
         self.sampler.resize(num_classes)
-        self._heaviest = self._heaviest_drawn()
-        self.index = ClassIndex().to(self.device)
+        self.heaviest_drawn = self._heaviest_drawn()
+        self.index = ClassIndex.empty(self.device)
         self.schedule.restart()
 
     def extra_repr(self) -> str:
@@ -220,3 +272,15 @@ def _within(ids: Tensor, rows: Tensor) -> Tensor:
     ascending = rows.sort(1).values
     place = torch.searchsorted(ascending, ids.contiguous()).clamp_(max=ascending.shape[1] - 1)
     return ascending.gather(1, place) == ids
+
+
+@torch.library.custom_op("manyclass::search_index", mutates_args=())
+def search_index(query: Tensor, lists: Tensor, n: int, handle: int) -> Tensor:
+    """Search the index of the sampler with this handle: faiss cannot be part of a compiled graph."""
+    found: Tensor = owner_of(handle).index.search(query, lists, n)
+    return found
+
+
+@search_index.register_fake
+def _(query: Tensor, lists: Tensor, n: int, handle: int) -> Tensor:
+    return lists.new_empty(query.shape[0], n)

@@ -1,20 +1,18 @@
 """Systematic sampling: a fixed number of distinct classes, inclusion probabilities proportional to size."""
 
-import math
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
 
 from manyclass import _check
-from manyclass._loaded_state import follow_loaded_state
-from manyclass.candidates import Block, Candidates, put_in_front
+from manyclass._plain_state import load_state, move_state, save_state
+from manyclass.candidates import Candidates
 from manyclass.counts import ClassCounts
-from manyclass.kernels import cpu
-from manyclass.samplers._inclusion import split_certain
-from manyclass.samplers._order import ClassOrder, first_order
+from manyclass.samplers._comb import Comb
+from manyclass.samplers._order import first_line
 from manyclass.samplers._sampler import check_group_size, checked_draw, no_learning, num_groups
 from manyclass.samplers._source import WeightSource
-from manyclass.samplers._table import MassTable
 
 
 class Systematic(nn.Module):
@@ -52,7 +50,8 @@ class Systematic(nn.Module):
     renormalises = False
     learns = False
     observe = no_learning
-    _certain: Tensor
+    saved = ("weights", "line")
+    _apply, _save_to_state_dict, _load_from_state_dict = move_state, save_state, load_state
 
     def __init__(
         self,
@@ -69,32 +68,27 @@ class Systematic(nn.Module):
         self.k = _check.integer("k", k, 1, self.source.num_classes)
         self.stratified = stratified
         self.group_size = check_group_size(group_size)
-        self.order: ClassOrder | None = None
-        weight, arranged = self.source.read(), None
-        if order is not None:
-            self.order = ClassOrder(order if isinstance(order, str) else "given")
-            arranged = self.order.sort(weight, first_order(order, len(weight)).to(weight.device))
-        mass, certain = split_certain(weight, self.k)
-        self.register_buffer("_certain", certain)
-        self.table = MassTable(mass, order=arranged)
-        self._derive()
-        follow_loaded_state(self, Systematic._after_load)
+        weight = self.source.read()
+        self.order, line = first_line(order, weight)
+        self.comb = Comb.of(weight, self.k, order=line)
 
-    def _after_load(self, _: object) -> None:
-        """Raise ValueError if a loaded state would draw an id outside [0, C) or a class twice."""
-        certain = self._certain
-        inside = certain.dim() == 1 and bool(((certain >= 0) & (certain < self.num_classes)).all())
-        if not inside or len(certain) > self.k or len(certain.unique()) < len(certain):
-            raise ValueError(f"at most {self.k} classes must be drawn each time, all different, got others")
-        if self.order is not None:
-            self.order.check_size(self.num_classes)
-        self._derive()
+    @property
+    def weights(self) -> Tensor:
+        """float64 [C]: the weights in force, on any scale; infinite for classes that are certain."""
+        return self.comb.weights
 
-    def _derive(self) -> None:
-        """Compute the number of teeth of the comb and their spacing."""
-        self._teeth = self.k - len(self._certain) if self.table.total else 0
-        self._spacing = self.table.total / max(self._teeth, 1)
-        self._log_spacing = math.log(self._spacing or 1.0)
+    @property
+    def line(self) -> Tensor:
+        """int64 [C]: the ids in the order of the line; [0]: by id."""
+        return self.comb.line
+
+    def move(self, device: torch.device) -> None:
+        """Move the tables to a device."""
+        self.comb = self.comb.to(device)
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Rebuild the tables from saved weights and their saved order."""
+        self.comb = Comb.restored(state["weights"], state["line"], self.num_classes, self.k)
 
     def attach(self, weight: Tensor, bias: Tensor | None = None) -> None:
         """Order classes by these vectors [C, D], if the order is "cluster"."""
@@ -104,10 +98,10 @@ class Systematic(nn.Module):
     def advance(self) -> None:
         """Count a training step: an order by clusters follows the class vectors."""
         if self.order is not None and self.order.advance():
-            self.reorder()
+            self.comb = self.comb.arranged(self.order.sort_by_cluster())
 
-    num_classes = property(lambda self: self.table.num_classes)
-    device = property(lambda self: self.table.device)
+    num_classes = property(lambda self: self.comb.table.num_classes)
+    device = property(lambda self: self.comb.device)
 
     forward = checked_draw
 
@@ -117,31 +111,11 @@ class Systematic(nn.Module):
         """Draw for checked arguments."""
         self.source.check_every_class_drawn()
         if self.order is not None and self.order.build_if_stale():
-            self.reorder()
-        groups = num_groups(target, self.group_size)
-        offsets = self._teeth if self.stratified else 1
-        offset = torch.rand(groups, offsets, dtype=torch.float64, device=target.device, generator=generator)
-        if groups == 1 and not self.stratified and cpu.is_available(offset):
-            block = Block(*cpu.comb(self.table.cpu_table(), offset, self._spacing, self._teeth, self._certain))
-            return Candidates((block,), exclude, lambda: self._log_kappa(target), self.num_classes)
-        comb = torch.arange(self._teeth, dtype=torch.float64, device=target.device)
-        ids, mass = self.table.locate((offset + comb).mul_(self._spacing))
-        block = Block(ids, self._log_spacing - mass.log_())
-        return Candidates(
-            put_in_front(self._certain, block), exclude, lambda: self._log_kappa(target), self.num_classes
-        )
-
-    def reorder(self) -> None:
-        """Put the classes on the line in the present order of clusters."""
-        assert self.order is not None
-        # The masses are those of the table: the weights may be newer than it, or older than a loaded table.
-        mass = self.table.mass(torch.arange(self.num_classes, device=self.device))
-        self.table.rebuild(mass, order=self.order.sort_by_cluster())
-        self._derive()
-
-    def _log_kappa(self, ids: Tensor) -> Tensor:
-        mass = self.table.mass(ids)
-        return torch.where(mass > 0, self._log_spacing - mass.log(), 0.0)
+            self.comb = self.comb.arranged(self.order.sort_by_cluster())
+        # The function below may be called after the comb has been replaced.
+        comb, groups = self.comb, num_groups(target, self.group_size)
+        blocks = comb.draw(groups, stratified=self.stratified, generator=generator)
+        return Candidates(blocks, exclude, lambda: comb.log_kappa(target), self.num_classes)
 
     def without(self, ids: Tensor) -> "Systematic":
         """Return the same design over all classes but these, which are summed elsewhere."""
@@ -149,7 +123,7 @@ class Systematic(nn.Module):
         rest = Systematic(
             self.source.without(ids),
             self.k,
-            order=self.table.order if current is None or current.rule == "given" else current.rule,
+            order=self.comb.table.order if current is None or current.rule == "given" else current.rule,
             stratified=self.stratified,
             group_size=self.group_size,
         )
@@ -166,23 +140,12 @@ class Systematic(nn.Module):
         self.k = _check.integer("k", k, 1, self.num_classes)
         self.refresh()
 
-    def use_table(self, table: MassTable) -> None:
-        """Draw from another table; a class without mass in it is certain, unless it is summed elsewhere."""
-        self.table, self._certain = table, table.absent()
-        if self.source.left_out is not None:
-            left_out = torch.isin(self._certain, self.source.left_out.to(self._certain.device))
-            self._certain = self._certain[~left_out]
-        self._derive()
-
     def refresh(self) -> None:
-        """Rebuild the table from the counts."""
-        weight = self.source.read().to(self.table.device)
-        arranged = None
-        if self.order is not None and self.table.order is not None:
-            arranged = self.order.sort(weight, self.table.order)
-        mass, self._certain = split_certain(weight, self.k)
-        self.table.rebuild(mass, order=arranged)
-        self._derive()
+        """Rebuild the tables from the counts."""
+        weight, line = self.source.read().to(self.device), None
+        if self.order is not None and self.comb.table.order is not None:
+            line = self.order.sort(weight, self.comb.table.order)
+        self.comb = Comb.of(weight, self.k, order=line)
 
     def resize(self, num_classes: int) -> None:
         """Resize the counts and rebuild from them."""

@@ -1,0 +1,99 @@
+"""A comb of evenly spaced teeth that falls on a line of classes."""
+
+import copy
+import math
+
+import torch
+from torch import Tensor
+
+from manyclass._plain_state import saved_permutation, saved_vector
+from manyclass.candidates import Block, put_in_front
+from manyclass.kernels import cpu
+from manyclass.samplers._inclusion import split_certain
+from manyclass.samplers._table import MassTable
+
+
+class Comb:
+    """k teeth over C classes with inclusion probabilities π = min(1, a·weight), a solved for Σ π = k. It never changes.
+
+    Classes of π = 1 are in every draw, so they are off the line and have no tooth.
+
+    Args:
+        mass: float64 [C]; 0 for the classes that are certain or never drawn.
+        certain: int64 [n], ascending: the classes of π = 1.
+        k: classes drawn.
+        order: int64 [C], the ids in the order of the line; None: by id.
+    """
+
+    def __init__(self, mass: Tensor, certain: Tensor, k: int, *, order: Tensor | None = None) -> None:
+        self.table = MassTable(mass, order=order)
+        self.certain = certain
+        self.k = k
+        self.teeth = k - len(certain) if self.table.total else 0
+        self.spacing = self.table.total / max(self.teeth, 1)
+
+    @classmethod
+    def of(cls, weight: Tensor, k: int, *, order: Tensor | None = None) -> "Comb":
+        """Return the comb for weights float64 [C]; a class of weight 0 is never drawn."""
+        return cls(*split_certain(weight, k), k, order=order)
+
+    @classmethod
+    def restored(cls, weights: Tensor, line: Tensor, num_classes: int, k: int) -> "Comb":
+        """Return the comb of saved `weights` and `line`; raise ValueError if they are not those of `num_classes`."""
+        saved_vector("weights", weights, torch.float64, num_classes)
+        certain = weights.isinf().nonzero().squeeze(1)
+        if len(certain) > k:
+            raise ValueError(f"`weights` must be infinite for at most {k} classes, got {len(certain)}")
+        order = saved_permutation("line", line, num_classes) if len(line) else None
+        comb = cls(weights.index_fill(0, certain, 0.0), certain, k, order=order)
+        if comb.table.total and comb.teeth == 0:
+            raise ValueError(f"`weights` must leave a tooth for the finite ones, got {k} infinite ones for a k of {k}")
+        return comb
+
+    @property
+    def weights(self) -> Tensor:
+        """float64 [C]: the weights in force; infinite for classes that are certain, 0 for those never drawn."""
+        return self.table.masses().index_fill_(0, self.certain, math.inf)
+
+    @property
+    def line(self) -> Tensor:
+        """int64 [C]: the ids in the order of the line; [0]: by id."""
+        order = self.table.order
+        return torch.empty(0, dtype=torch.int64, device=self.device) if order is None else order
+
+    @property
+    def device(self) -> torch.device:
+        """The device of its tensors."""
+        return self.table.device
+
+    def to(self, device: torch.device) -> "Comb":
+        """Return the same comb on a device."""
+        moved = copy.copy(self)
+        moved.table, moved.certain = self.table.to(device), self.certain.to(device)
+        return moved
+
+    def arranged(self, order: Tensor) -> "Comb":
+        """Return the same design with the classes in another order."""
+        return Comb(self.table.masses(), self.certain, self.k, order=order)
+
+    def draw(self, groups: int, *, stratified: bool, generator: torch.Generator | None) -> tuple[Block, ...]:
+        """Return the classes under the teeth, and the certain ones in front of them."""
+        offsets = self.teeth if stratified else 1
+        offset = torch.rand(groups, offsets, dtype=torch.float64, device=self.device, generator=generator)
+        if groups == 1 and not stratified and cpu.is_available(offset):
+            return (Block(*cpu.comb(self.table.cpu_table(), offset, self.spacing, self.teeth, self.certain)),)
+        tooth = torch.arange(self.teeth, dtype=torch.float64, device=self.device)
+        ids, mass = self.table.locate((offset + tooth).mul_(self._spacing()))
+        return put_in_front(self.certain, Block(ids, self._log_spacing() - mass.log_()))
+
+    def log_kappa(self, ids: Tensor) -> Tensor:
+        """Return log κ of classes, 0 for those that are certain."""
+        mass = self.table.mass(ids)
+        return torch.where(mass > 0, self._log_spacing() - mass.log(), 0.0)
+
+    def _spacing(self) -> float | Tensor:
+        return self.table.end() / max(self.teeth, 1)
+
+    def _log_spacing(self) -> float | Tensor:
+        spacing = self._spacing()
+        return spacing.log() if isinstance(spacing, Tensor) else math.log(spacing or 1.0)
