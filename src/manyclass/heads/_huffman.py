@@ -43,7 +43,8 @@ def is_code(lengths: Tensor) -> bool:
     if deepest > MAX_LENGTH:
         return False
     # Kraft's equality, in integers: a leaf at depth l covers 2^(L - l) of the 2^L places at the deepest level.
-    return sum(n << (deepest - depth) for depth, n in enumerate(torch.bincount(lengths).tolist())) == 1 << deepest
+    leaves: list[int] = torch.bincount(lengths).tolist()
+    return sum(n << (deepest - depth) for depth, n in enumerate(leaves)) == 1 << deepest
 
 
 def code_lengths(weights: Tensor) -> Tensor:

@@ -50,7 +50,8 @@ class ClassIndex:
     @classmethod
     def empty(cls, device: torch.device) -> "ClassIndex":
         """Return an index of no classes."""
-        return cls(*(torch.empty(0, 0, device=device) for _ in range(2)), torch.empty(0, dtype=torch.int64))
+        nothing = torch.empty(0, 0, device=device)
+        return cls(nothing, nothing, torch.empty(0, dtype=torch.int64, device=device))
 
     @classmethod
     def restored(cls, centroids: Tensor, vectors: Tensor, ids: Tensor, num_classes: int) -> "ClassIndex":

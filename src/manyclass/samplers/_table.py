@@ -206,10 +206,11 @@ def _exact(mass: Tensor, name: str) -> Tensor:
     total = float(mass.sum())
     if total and not MIN_TOTAL <= total <= MAX_TOTAL:
         raise ValueError(f"`{name}` must have a sum between {MIN_TOTAL:g} and {MAX_TOTAL:g}, got {total:g}")
-    exponent = None
+    bits: int | None = None
     # Rounding may carry the total to the next power of two: those sums need another bit.
-    while total and exponent != (exponent := math.frexp(total)[1]):
-        quantum = math.ldexp(1.0, exponent - MASS_BITS)
+    while total and bits != math.frexp(total)[1]:
+        bits = math.frexp(total)[1]
+        quantum = math.ldexp(1.0, bits - MASS_BITS)
         rounded = torch.empty_like(mass)
         for start, part in _parts(mass):
             multiple = (part / quantum).round_().clamp_(min=1.0)

@@ -130,7 +130,7 @@ class Learned(nn.Module):
         """Count a training step: rebuild the tables if that is due, and follow the class vectors."""
         self.comb = self.schedule.advance(self.comb, self.every, self._snapshot)
         if self.order is not None and self.order.advance():
-            self.comb = self.comb.arranged(self.order.sort_by_cluster())
+            self.reorder()
 
     num_classes = property(lambda self: self.comb.table.num_classes)
     device = property(lambda self: self.comb.device)
@@ -142,7 +142,7 @@ class Learned(nn.Module):
     ) -> Candidates:
         """Draw for checked arguments."""
         if self.order is not None and self.order.build_if_stale():
-            self.comb = self.comb.arranged(self.order.sort_by_cluster())
+            self.reorder()
         # The function below may be called after the comb has been replaced.
         comb = self.comb
         blocks = comb.draw(1, stratified=False, generator=generator)
@@ -177,6 +177,11 @@ class Learned(nn.Module):
     def every(self) -> int:
         """The steps between two rebuilds of the table."""
         return self._every or max(50, math.isqrt(self.num_classes))
+
+    def reorder(self) -> None:
+        """Put the classes on the line in the present order of clusters."""
+        assert self.order is not None
+        self.comb = self.comb.arranged(self.order.sort_by_cluster())
 
     def without(self, ids: Tensor) -> "Learned":
         """Return the same design over all classes but these, which are summed elsewhere."""

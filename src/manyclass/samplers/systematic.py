@@ -98,7 +98,7 @@ class Systematic(nn.Module):
     def advance(self) -> None:
         """Count a training step: an order by clusters follows the class vectors."""
         if self.order is not None and self.order.advance():
-            self.comb = self.comb.arranged(self.order.sort_by_cluster())
+            self.reorder()
 
     num_classes = property(lambda self: self.comb.table.num_classes)
     device = property(lambda self: self.comb.device)
@@ -111,11 +111,16 @@ class Systematic(nn.Module):
         """Draw for checked arguments."""
         self.source.check_every_class_drawn()
         if self.order is not None and self.order.build_if_stale():
-            self.comb = self.comb.arranged(self.order.sort_by_cluster())
+            self.reorder()
         # The function below may be called after the comb has been replaced.
         comb, groups = self.comb, num_groups(target, self.group_size)
         blocks = comb.draw(groups, stratified=self.stratified, generator=generator)
         return Candidates(blocks, exclude, lambda: comb.log_kappa(target), self.num_classes)
+
+    def reorder(self) -> None:
+        """Put the classes on the line in the present order of clusters."""
+        assert self.order is not None
+        self.comb = self.comb.arranged(self.order.sort_by_cluster())
 
     def without(self, ids: Tensor) -> "Systematic":
         """Return the same design over all classes but these, which are summed elsewhere."""

@@ -10,8 +10,7 @@ def rebuild_jobs(sampler: Sampler) -> list[tuple[Callable[[], None], int]]:
     jobs: list[tuple[Callable[[], None], int]] = []
     if isinstance(sampler, Learned | Clustered | Nearest):
         jobs.append((sampler.refresh, sampler.every))
-    inner = sampler.sampler if isinstance(sampler, Learned) else sampler
-    if isinstance(inner, Systematic) and inner.order is not None and inner.order.vectors:
-        steps = inner.order.steps_per_pass
-        jobs += [(inner.order.fit_centroids, steps), (inner.reorder, steps)]
+    if isinstance(sampler, Systematic | Learned) and sampler.order is not None and sampler.order.vectors:
+        steps = sampler.order.steps_per_pass
+        jobs += [(sampler.order.fit_centroids, steps), (sampler.reorder, steps)]
     return jobs
