@@ -293,7 +293,8 @@ def test_sampler_objective_and_bias_have_defaults():
     assert isinstance(head.objective, Likelihood)
     assert_close(head.bias.detach(), ClassCounts(counts).frequency().log().float())
     assert isinstance(ClassHead(D, 10).sampler, Exhaustive)
-    assert isinstance(ClassHead(D, 3000).sampler, Systematic)
+    assert isinstance(ClassHead(D, 3000).sampler, Learned)
+    assert not ClassHead(D, 3000).bias.any()
 
 
 def test_k_sets_the_number_of_classes_drawn():
@@ -309,7 +310,7 @@ def test_k_auto_wraps_the_default_sampler_in_a_budget():
     assert isinstance(head.sampler.sampler, Learned)
     assert (head.sampler.k, head.sampler.rmse_log_z) == (1024, 0.03)
     tied = ClassHead.tied(nn.Embedding(3000, D), k="auto")
-    assert isinstance(tied.sampler.sampler, Systematic)
+    assert isinstance(tied.sampler.sampler, Learned)
     assert tied.sampler.rmse_log_z == 0.1
 
 
@@ -330,9 +331,20 @@ def test_a_wrong_k_or_rmse_log_z_is_refused(options, error, message):
         ClassHead(D, 3000, **options)
 
 
-def test_a_sampler_on_another_device_is_refused():
+def test_a_sampler_keeps_its_weights_on_the_meta_device():
     head = make_head(sampler=Systematic(torch.ones(C), 5))
     head.sampler.to("meta")
+    assert head(*data()).isfinite()
+
+
+def test_a_sampler_on_another_device_is_refused():
+    class Elsewhere(Exhaustive):
+        device = torch.device("meta")
+
+        def to(self, device):
+            return self
+
+    head = make_head(sampler=Elsewhere(C))
     with pytest.raises(ValueError, match="`sampler` must be on cpu, got meta"):
         head(*data())
 
