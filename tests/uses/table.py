@@ -69,7 +69,6 @@ VARIANTS = {
     "class, observed": lambda sampler: ClassHead(D, C, sampler=sampler, update="observed"),
     "class, counts": lambda sampler: ClassHead(D, C, counts=WEIGHTS, k=K),
     "class, no counts": lambda sampler: ClassHead(D, C, k=K),
-    "class, k auto": lambda sampler: ClassHead(D, C, counts=WEIGHTS, k="auto"),
     "class, noise contrastive": lambda sampler: ClassHead(
         D, C, sampler=Importance(WEIGHTS, K), objective=NoiseContrastive(learn=True)
     ),
@@ -135,10 +134,10 @@ def identical(ours, theirs):
 
 def loss_of(head, hidden, step, run=None):
     """Return the loss of a step, whose number is the seed of its draw."""
-    target = TARGET.roll(step)
+    run, target = head if run is None else run, TARGET.roll(step)
     if not hasattr(head, "sampler"):
-        return (run or head)(hidden, target)
-    return (run or head)(hidden, target, generator=torch.Generator("cpu").manual_seed(step))
+        return run(hidden, target)
+    return run(hidden, target, generator=torch.Generator("cpu").manual_seed(step))
 
 
 def train(head, steps, *, lr=0.5, loss=loss_of):

@@ -8,16 +8,16 @@ from torch.utils.checkpoint import checkpoint
 
 from manyclass import ClassHead, diagnose
 from tests.uses.table import (
-    B,
-    C,
-    D,
     EVERY,
     FEW,
     HIDDEN,
-    K,
     TARGET,
     UNSAMPLED,
     WEIGHTS,
+    B,
+    C,
+    D,
+    K,
     cells,
     differing,
     draws,
@@ -71,7 +71,8 @@ def test_a_head_built_in_inference_mode_draws_there(cell):
     with torch.inference_mode():
         head = head_of(cell).eval()
         assert loss_of(head, HIDDEN, 0).isfinite()
-    assert identical(draws(head), draws(head_of(cell)))
+        found = draws(head)
+    assert identical(found, draws(head_of(cell)))
 
 
 @pytest.mark.parametrize("context", WITHOUT_GRADIENTS)
@@ -127,7 +128,7 @@ def test_draws_and_rebuilds_under_autocast_are_those_without_it(cell):
     follows(head, twin, range(2 * EVERY))
 
 
-@cells(FEW, without=UNSAMPLED)
+@cells([cell for cell in FEW if "budget" not in cell[1]], without=UNSAMPLED)
 def test_what_a_sampler_learns_under_autocast_is_close_to_what_it_learns_without(cell):
     head, twin = head_of(cell), head_of(cell)
     with torch.autocast("cpu", torch.bfloat16):

@@ -11,15 +11,12 @@ import torch
 from torch import nn
 
 from tests.uses.table import (
-    B,
-    C,
-    D,
     EVERY,
     FEW,
-    HEADS,
     HIDDEN,
-    TARGET,
     UNSAMPLED,
+    B,
+    D,
     cells,
     differing,
     draws,
@@ -196,5 +193,3 @@ def test_two_threads_that_draw_at_once_draw_as_one_does(cell):
     assert found.keys() == {0, 1}
     assert identical(found[0], expected)
     assert identical(found[1], expected)
-
-

@@ -31,9 +31,7 @@ def test_every_sampler_is_in_the_table():
 
 
 def test_every_sampler_with_a_schedule_is_rebuilt_in_the_table():
-    scheduled = {
-        name for name in public_samplers() if "every" in inspect.signature(getattr(samplers, name)).parameters
-    }
+    scheduled = {name for name in public_samplers() if "every" in inspect.signature(getattr(samplers, name)).parameters}
     assert scheduled == {type(make(WEIGHTS)).__name__ for make in REBUILT.values()} - {"WithExplicit"}
 
 
