@@ -12,7 +12,9 @@ from manyclass.objectives import NoiseContrastive
 from manyclass.samplers import Budget, Clustered, Importance, Learned, Nearest, Systematic, WithExplicit
 from tests import tables
 
-C, D, B, K, EVERY = 100, 6, 8, 16, 4
+C, D, B, K, EVERY = 100, 6, 8, 16, 3
+# Steps in which a rebuild starts, is taken up, and another one starts.
+STEPS = 2 * EVERY + 1
 WEIGHTS = 1 / torch.arange(1, C + 1, dtype=torch.float64)
 FIXED = torch.tensor([0, 4, 7])
 HIDDEN = torch.randn(B, D, generator=torch.Generator().manual_seed(3))
@@ -26,7 +28,7 @@ REBUILT = {
     "learned from counts": lambda w: Learned(ClassCounts(w), K, every=EVERY, order="cluster"),
     "clustered, rebuilt": lambda w: Clustered(w, K, group_size=4, every=EVERY),
     "nearest, rebuilt": lambda w: Nearest(w, K, group_size=4, every=EVERY),
-    "budget, rebuilt": lambda w: Budget(Learned(w, K, every=EVERY, order="cluster"), 0.1, every=3, least=8),
+    "budget, rebuilt": lambda w: Budget(Learned(w, K, every=EVERY, order="cluster"), 0.1, every=2, least=8),
     "learned and minibatch explicit": lambda w: WithExplicit(Learned(w, K, every=EVERY), "batch"),
     "learned and set explicit": lambda w: WithExplicit(Learned(w, K, every=EVERY, order="cluster"), FIXED),
 }
@@ -81,11 +83,14 @@ UNSAMPLED = ("hierarchical", "hierarchical, sparse")
 # Public samplers by class, each as it is rebuilt if it is.
 ONE_OF_EACH = {type(make(WEIGHTS)).__name__: name for name, make in SAMPLERS.items()}.values()
 
+# Every head with every public sampler, and every option of heads and of samplers that change with training.
 CELLS = [
-    *(("class", sampler) for sampler in SAMPLERS),
+    *(("class", sampler) for sampler in {**dict.fromkeys(ONE_OF_EACH), **REBUILT}),
     *(("scorer", sampler) for sampler in ONE_OF_EACH),
     *((head, DEFAULT) for head in (*HEADS, *VARIANTS) if head not in ("class", "scorer")),
 ]
+# These and every other option of samplers.
+ALL = [*CELLS, *(("class", sampler) for sampler in SAMPLERS if ("class", sampler) not in CELLS)]
 # One cell for each head and option, and one for each sampler that changes with training.
 FEW = [
     *((head, DEFAULT) for head in (*HEADS, *VARIANTS)),
@@ -125,7 +130,7 @@ def draw(head, seed=0):
 
 
 def draws(head):
-    return [tensor for seed in range(3) for tensor in draw(head, seed)]
+    return [tensor for seed in range(2) for tensor in draw(head, seed)]
 
 
 def identical(ours, theirs):
@@ -179,7 +184,7 @@ def differing(ours, theirs):
     return {n for n in names if n not in ours or n not in theirs or not torch.equal(ours[n], theirs[n])}
 
 
-def follows(head, twin, steps=range(EVERY, 3 * EVERY)):
+def follows(head, twin, steps=range(EVERY, EVERY + STEPS)):
     """Assert that two heads draw and train the same, bit for bit, over steps that include rebuilds."""
     assert identical(draws(head), draws(twin))
     assert identical(train(head, steps), train(twin, steps))

@@ -9,11 +9,10 @@ from torch._dynamo.backends.registry import lookup_backend
 
 from manyclass import ClassHead, HierarchicalHead
 from tests.uses.table import (
-    EVERY,
+    CELLS,
     FEW,
     HIDDEN,
-    ONE_OF_EACH,
-    REBUILT,
+    STEPS,
     TARGET,
     UNSAMPLED,
     WEIGHTS,
@@ -38,7 +37,7 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore:No complete tensor found in the group:UserWarning",
 )
 
-ALL_SAMPLERS = [("class", name) for name in {**dict.fromkeys(ONE_OF_EACH), **REBUILT}]
+ALL_SAMPLERS = [cell for cell in CELLS if cell[0] == "class"]
 OTHER_HEADS = [cell for cell in FEW if cell[0] != "class"]
 
 
@@ -59,7 +58,7 @@ def seeded(run=None):
     return loss
 
 
-def compare(cell, backend, steps=3 * EVERY):
+def compare(cell, backend, steps=STEPS):
     head, twin = head_of(cell), head_of(cell)
     before = state_of(head)
     graphs = []
@@ -117,7 +116,7 @@ def test_a_compiled_head_by_default_counts_steps_learns_and_takes_up_a_rebuild()
     estimate, drawn = head.sampler.estimate.clone(), draws(head)
     train(head, range(1), loss=seeded(run))
     assert not torch.equal(head.sampler.estimate, estimate)
-    train(head, range(1, 2 * EVERY), loss=seeded(run))
+    train(head, range(1, STEPS), loss=seeded(run))
     # κ is that of the weights learned by the step of the rebuild.
     assert not identical(draws(head), drawn)
 
@@ -129,7 +128,7 @@ def test_a_compiled_head_in_evaluation_changes_nothing(cell):
     state = state_of(head)
     run = torch.compile(head, backend="eager", fullgraph=True)
     with torch.no_grad():
-        for step in range(2 * EVERY):
+        for step in range(STEPS):
             loss = seeded(run)(head, HIDDEN, step)
             assert torch.allclose(loss, seeded()(head, HIDDEN, step), rtol=1e-4)
     assert not differing(state_of(head), state)

@@ -8,10 +8,10 @@ from manyclass import optim
 from manyclass.inference import Index
 from tests.uses.table import (
     DEFAULT,
-    EVERY,
     FEW,
     HIDDEN,
     SPARSE,
+    STEPS,
     cells,
     head_of,
     identical,
@@ -67,7 +67,7 @@ def test_optimisers_of_torch_take_every_head(cell):
     kinds = [torch.optim.SGD, torch.optim.SparseAdam] if cell[0] in SPARSE else [torch.optim.SGD, torch.optim.AdamW]
     for kind in kinds:
         optimizers = [kind(each.parameters(), lr=0.1) for each in (head, twin)]
-        for step in range(2 * EVERY):
+        for step in range(STEPS):
             for each, optimizer in zip((head, twin), optimizers, strict=True):
                 optimizer.zero_grad()
                 loss = loss_of(each, HIDDEN, step)

@@ -17,6 +17,7 @@ from tests.uses.table import (
     FEW,
     HIDDEN,
     SPARSE,
+    STEPS,
     TARGET,
     UNSAMPLED,
     cells,
@@ -57,7 +58,7 @@ def whole(parameter):
 def test_a_sharded_head_trains_and_predicts_as_a_whole_one(cell):
     head, twin = sharded(head_of(cell)), head_of(cell)
     assert all(isinstance(parameter, DTensor) for parameter in head.parameters())
-    losses, expected = (train(each, range(3 * EVERY)) for each in (head, twin))
+    losses, expected = (train(each, range(STEPS)) for each in (head, twin))
     assert identical(losses, expected)
     for ours, theirs in zip(head.parameters(), twin.parameters(), strict=True):
         assert torch.equal(whole(ours), theirs)

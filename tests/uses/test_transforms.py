@@ -2,16 +2,17 @@
 
 import copy
 
-import pytest
 import torch
 from torch.func import functional_call, grad, grad_and_value, vjp
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from tests.uses.table import (
+    ALL,
     EVERY,
     FEW,
     HIDDEN,
     SPARSE,
+    STEPS,
     TARGET,
     C,
     cells,
@@ -40,16 +41,12 @@ def detached(head):
 
 
 # Torch has no sparse gradients inside its transforms.
-@pytest.mark.parametrize("warm", [False, True], ids=["first", "after a draw"])
-@cells(without=SPARSE)
-def test_a_head_differentiated_once_trains_as_if_it_had_not_been(cell, warm):
-    head, twin = head_of(cell), head_of(cell)
-    if warm:
-        draws(head)
-    head.eval()
+@cells(ALL, without=SPARSE)
+def test_a_head_differentiated_once_trains_as_if_it_had_not_been(cell):
+    head, twin = head_of(cell).eval(), head_of(cell)
     gradients = grad(functional_loss(head), argnums=(0, 1))(detached(head), HIDDEN)
     assert all(gradient.isfinite().all() for gradient in gradients[0].values())
-    follows(head.train(), twin, range(2 * EVERY))
+    follows(head.train(), twin, range(STEPS))
 
 
 @cells(without=SPARSE)
@@ -70,9 +67,9 @@ def test_transforms_give_the_loss_and_gradients_of_autograd(cell):
 @cells(without=SPARSE)
 def test_a_head_in_training_survives_a_transform(cell):
     head = head_of(cell)
-    for step in range(2 * EVERY):
+    for step in range(STEPS):
         grad(functional_loss(head, step))(detached(head), HIDDEN)
-    losses = train(head, range(2 * EVERY))
+    losses = train(head, range(STEPS))
     assert all(loss.isfinite().all() for loss in losses)
     assert identical(draws(copy.deepcopy(head)), draws(head))
     for tensor in head.state_dict().values():
@@ -111,7 +108,7 @@ def averaged_models(head):
 
 
 # Torch cannot average a module without parameters.
-@cells(without=["scorer, function"])
+@cells(ALL, without=["scorer, function"])
 def test_a_head_with_averaged_weights_draws_as_when_it_was_copied(cell):
     head = trained(cell)
     twin = copy.deepcopy(head)
@@ -146,4 +143,4 @@ def test_a_head_with_averaged_weights_is_saved_and_trains_on(cell):
         average.update_parameters(head)
     other = AveragedModel(head_of(cell, seed=9), use_buffers=True)
     other.load_state_dict(average.state_dict())
-    follows(other.module, average.module, range(2 * EVERY))
+    follows(other.module, average.module, range(STEPS))
