@@ -1,0 +1,176 @@
+"""A compiled head trains and learns as an eager one, and predictions can be exported."""
+
+import io
+
+import pytest
+import torch
+from torch import nn
+from torch._dynamo.backends.registry import lookup_backend
+
+from manyclass import ClassHead, HierarchicalHead
+from tests.uses.table import (
+    CELLS,
+    FEW,
+    HIDDEN,
+    STEPS,
+    TARGET,
+    UNSAMPLED,
+    WEIGHTS,
+    B,
+    C,
+    D,
+    cells,
+    differing,
+    draws,
+    head_of,
+    identical,
+    parameters_of,
+    state_of,
+    train,
+)
+
+# torch's compiler imports deprecated parts of torch, and torch warns about every sparse gradient.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning",
+    "ignore::FutureWarning",
+    "ignore:Sparse invariant checks:UserWarning",
+    "ignore:No complete tensor found in the group:UserWarning",
+)
+
+ALL_SAMPLERS = [cell for cell in CELLS if cell[0] == "class"]
+OTHER_HEADS = [cell for cell in FEW if cell[0] != "class"]
+
+
+@pytest.fixture(autouse=True)
+def _reset_compiler():
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def seeded(run=None):
+    """Return the loss of a step that draws from the global generator: a graph cannot take a generator."""
+
+    def loss(head, hidden, step):
+        torch.manual_seed(step)
+        return (head if run is None else run)(hidden, TARGET.roll(step))
+
+    return loss
+
+
+def compare(cell, backend, steps=STEPS):
+    head, twin = head_of(cell), head_of(cell)
+    before = state_of(head)
+    graphs = []
+
+    def counted(graph, inputs):
+        graphs.append(graph)
+        return lookup_backend(backend)(graph, inputs)
+
+    losses = train(head, range(steps), lr=0.1, loss=seeded(torch.compile(head, backend=counted, fullgraph=True)))
+    # No step compiles again, except that of another number of classes drawn, as a Budget chooses it.
+    assert len(graphs) <= (4 if "budget" in cell[1] else 1)
+    expected = train(twin, range(steps), lr=0.1, loss=seeded())
+    assert all(loss.isfinite().all() for loss in losses)
+    # A graph may add in another order than the kernels, so that results differ in their last bits.
+    for ours, theirs in zip(losses, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
+    for ours, theirs in zip(parameters_of(head), parameters_of(twin), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
+    if cell[0] not in UNSAMPLED:
+        ours, theirs, changed = state_of(head), state_of(twin), differing(before, state_of(twin))
+        assert ours.keys() == theirs.keys()
+        # Entries that eager training changes are changed by compiled training too, in the same way.
+        assert differing(before, ours) >= {name for name in changed if ours[name].numel()}
+        for name, tensor in ours.items():
+            if tensor.is_floating_point():
+                torch.testing.assert_close(tensor, theirs[name], rtol=1e-3, atol=1e-6)
+            else:
+                assert tensor.shape == theirs[name].shape
+        assert identical([ids for ids in draws(head) if not ids.is_floating_point()], [
+            ids for ids in draws(twin) if not ids.is_floating_point()
+        ])  # fmt: skip
+
+
+@cells(ALL_SAMPLERS)
+def test_a_head_compiles_into_one_graph_and_learns_with_every_sampler(cell):
+    compare(cell, "eager")
+
+
+@cells(OTHER_HEADS)
+def test_every_head_compiles_into_one_graph_and_learns(cell):
+    compare(cell, "aot_eager")
+
+
+@cells([("class", "learned, rebuilt")])
+def test_a_head_compiled_to_machine_code_learns(cell):
+    with torch._inductor.config.patch(fallback_random=True):
+        compare(cell, "inductor")
+
+
+def test_a_compiled_head_by_default_counts_steps_learns_and_takes_up_a_rebuild():
+    torch.manual_seed(0)
+    head = head_of(("class", "learned, rebuilt"))
+    draws(head)
+    run = torch.compile(head, backend="eager", fullgraph=True)
+    estimate, drawn = head.sampler.estimate.clone(), draws(head)
+    train(head, range(1), loss=seeded(run))
+    assert not torch.equal(head.sampler.estimate, estimate)
+    train(head, range(1, STEPS), loss=seeded(run))
+    # κ is that of the weights learned by the step of the rebuild.
+    assert not identical(draws(head), drawn)
+
+
+@cells([("class", "learned, rebuilt"), ("class", "clustered, rebuilt"), ("scorer", "learned, rebuilt")])
+def test_a_compiled_head_in_evaluation_changes_nothing(cell):
+    head = head_of(cell).eval()
+    draws(head)
+    state = state_of(head)
+    run = torch.compile(head, backend="eager", fullgraph=True)
+    with torch.no_grad():
+        for step in range(STEPS):
+            loss = seeded(run)(head, HIDDEN, step)
+            assert torch.allclose(loss, seeded()(head, HIDDEN, step), rtol=1e-4)
+    assert not differing(state_of(head), state)
+
+
+class TopClasses(nn.Module):
+    """The best classes of a head."""
+
+    def __init__(self, head):
+        super().__init__()
+        self.head = head
+
+    def forward(self, hidden):
+        best = self.head.topk(hidden, 5)
+        return best.log_prob, best.ids
+
+
+def exported(head):
+    shapes = {"hidden": {0: torch.export.Dim("batch", min=1, max=4096)}}
+    return torch.export.export(TopClasses(head).eval(), (HIDDEN,), dynamic_shapes=shapes)
+
+
+@cells([("class", "learned, rebuilt"), *OTHER_HEADS])
+def test_exported_predictions_take_any_batch(cell):
+    head = head_of(cell).eval()
+    file = io.BytesIO()
+    torch.export.save(exported(head), file)
+    file.seek(0)
+    program = torch.export.load(file).module()
+    for batch in (B, 3, 1, 1500):
+        hidden = torch.randn(batch, D)
+        log_prob, ids = program(hidden)
+        best = head.topk(hidden, 5)
+        assert torch.equal(ids, best.ids)
+        torch.testing.assert_close(log_prob, best.log_prob)
+
+
+@pytest.mark.parametrize("make", [lambda: ClassHead(D, C, counts=WEIGHTS), lambda: HierarchicalHead(D, C)])
+def test_predictions_compile_for_any_batch(make):
+    torch.manual_seed(0)
+    head = make().eval()
+    run = torch.compile(lambda hidden: head.topk(hidden, 5), backend="eager", fullgraph=True, dynamic=True)
+    for batch in (B, 3, 11):
+        hidden = torch.randn(batch, D)
+        assert torch.equal(run(hidden).ids, head.topk(hidden, 5).ids)
