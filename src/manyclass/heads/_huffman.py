@@ -66,9 +66,9 @@ def code_lengths(weights: Tensor) -> Tensor:
         joins.append(node[: 2 * pairs].reshape(pairs, 2))
         joined = weight[: 2 * pairs].reshape(pairs, 2).sum(1)
         weight, order = torch.cat([joined, weight[2 * pairs :]]).sort(stable=True)
-        node = torch.cat([torch.arange(made, made + pairs), node[2 * pairs :]])[order]
+        node = torch.cat([torch.arange(made, made + pairs, device="cpu"), node[2 * pairs :]])[order]
         made += pairs
-    depth = torch.zeros(made, dtype=torch.int64)
+    depth = torch.zeros(made, dtype=torch.int64, device="cpu")
     for pair in reversed(joins):
         made -= len(pair)
         depth[pair] = depth[made : made + len(pair)].unsqueeze(1) + 1
@@ -79,7 +79,7 @@ def canonical(length: Tensor) -> Code:
     """Return the canonical code of given lengths, which must fill the tree (Σ 2^-length = 1)."""
     order = length.argsort(stable=True)
     rank = torch.empty_like(order)
-    rank[order] = torch.arange(len(order))
+    rank[order] = torch.arange(len(order), device="cpu")
     leaves = torch.bincount(length).tolist()
     first, before, inner = [0], [0], [0]
     for depth in range(len(leaves) - 1):

@@ -74,12 +74,12 @@ def add_sparse_gradient(gradient: Tensor, ids: Tensor, handle: int, name: str) -
     rows = gradient.reshape(ids.numel(), *parameter.shape[1:])
     sparse = torch.sparse_coo_tensor(ids.reshape(1, -1), rows, parameter.shape, check_invariants=False)
     parameter.grad = sparse if parameter.grad is None else parameter.grad + sparse
-    return torch.zeros(())
+    return torch.zeros((), device="cpu")
 
 
 @add_sparse_gradient.register_fake
 def _(gradient: Tensor, ids: Tensor, handle: int, name: str) -> Tensor:
-    return torch.zeros(())
+    return torch.zeros((), device="cpu")
 
 
 def _save(

@@ -59,5 +59,5 @@ def _hits(draw: GatheredDraw) -> tuple[Tensor, Tensor]:
     number = torch.searchsorted(ascending, wanted, right=True) - first
     place = torch.repeat_interleave(number)
     # A class may fill several slots: `within` counts the hits of one excluded id.
-    within = torch.arange(place.shape[0]) - (number.cumsum(0) - number)[place]
+    within = torch.arange(place.shape[0], device=place.device) - (number.cumsum(0) - number)[place]
     return place // max(draw.excluded.shape[1], 1), slot[first[place] + within]

@@ -57,8 +57,8 @@ class NoiseContrastive(nn.Module):
 
     def __init__(self, log_z: float = 0.0, *, learn: bool = False) -> None:
         super().__init__()
-        value = torch.tensor(_check.number("log_z", log_z), dtype=torch.float32)
-        self.log_z = nn.Parameter(value) if learn else value.item()
+        _check.number("log_z", log_z)
+        self.log_z = nn.Parameter(torch.tensor(log_z, dtype=torch.float32)) if learn else float(log_z)
 
     def forward(self, target_score: Tensor, scores: Tensor, candidates: Candidates) -> Tensor:
         """Return losses [B]."""

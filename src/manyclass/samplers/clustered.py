@@ -196,7 +196,7 @@ class Clustered(nn.Module):
         p = (scores + weight.log().float()).softmax(1)
         likeliest = p.argmax(1)
         order = likeliest.argsort(stable=True)
-        grouping = Block(torch.empty(groups, 0), torch.empty(groups, 0), order)
+        grouping = Block(order.new_empty(groups, 0), order.new_empty(groups, 0), order)
         # Rows that pad the last group are 0 and change only the scale.
         mass = grouping.group(p).square().sum(1).sqrt().double()
         return _normalised_sum(mass / mass.sum(1, keepdim=True) + self.mix * weight), order

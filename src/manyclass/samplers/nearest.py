@@ -194,7 +194,7 @@ class Nearest(nn.Module):
         scores = query @ self.index.centroids.T
         if 1 < groups < len(hidden):
             order = scores.argmax(1).argsort(stable=True)
-            grouping = Block(torch.empty(groups, 0), torch.empty(groups, 0), order)
+            grouping = Block(order.new_empty(groups, 0), order.new_empty(groups, 0), order)
             # A sum ranks as a mean does, and rows that pad the last group do not change it.
             query, scores = grouping.group(query).sum(1), grouping.group(scores).sum(1)
         number = scores.shape[1]

@@ -54,7 +54,7 @@ def _comb() -> Callable[..., None]:
 def locate(table: SearchTable, position: Tensor) -> tuple[Tensor, Tensor]:
     """Return ids and masses of the classes that own the positions, float64 of any shape."""
     position = position.contiguous()
-    ids = torch.empty(position.shape, dtype=torch.int64)
+    ids = position.new_empty(position.shape, dtype=torch.int64)
     mass = torch.empty_like(position)
     _locate()(
         *table.arguments(),
@@ -70,8 +70,8 @@ def locate(table: SearchTable, position: Tensor) -> tuple[Tensor, Tensor]:
 def comb(table: SearchTable, offset: Tensor, spacing: float, teeth: int, certain: Tensor) -> tuple[Tensor, Tensor]:
     """Return ids and log κ [1, n + teeth]: the certain classes [n], then those under a comb at offset [1, 1]."""
     slots = certain.shape[0] + teeth
-    ids = torch.empty(1, slots, dtype=torch.int64)
-    log_kappa = torch.empty(1, slots, dtype=torch.float64)
+    ids = certain.new_empty(1, slots)
+    log_kappa = offset.new_empty(1, slots)
     _comb()(
         *table.arguments(),
         offset.data_ptr(),
