@@ -83,7 +83,7 @@ def _subsets(
     start, end = inner.table.interval(torch.arange(len(b)))
     for c in classes:
         on_line = -torch.expm1(start[c] - end[c]).item()
-        assert abs(on_line - b[c]) < 1e-9 or c in inner.likely
+        assert abs(on_line - b[c]) < 1e-9 or c in inner._likely
     for kept in itertools.product((False, True), repeat=len(classes)):
         chosen = {c for c, keep in zip(classes, kept, strict=True) if keep}
         probability = 1.0
@@ -94,9 +94,9 @@ def _subsets(
         # Put two points into each chosen class, the second of which must change nothing, and the last beyond the line.
         points = []
         for c in sorted(chosen):
-            if c not in inner.likely:
+            if c not in inner._likely:
                 points += [start[c] + (end[c] - start[c]) * x for x in (0.25, 0.75)]
-        coins = torch.tensor([0.0 if c in chosen else 1.0 - 1e-16 for c in inner.likely.tolist()], dtype=torch.float64)
+        coins = torch.tensor([0.0 if c in chosen else 1.0 - 1e-16 for c in inner._likely.tolist()], dtype=torch.float64)
 
         # The sampler first draws coins, if there are any, and then the gaps between points as -log(1 - u).
         ends = torch.tensor([*points, inner.table.total + 1], dtype=torch.float64)

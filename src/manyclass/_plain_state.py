@@ -23,7 +23,10 @@ class PlainState(Protocol):
     """The members that the functions below need."""
 
     saved: tuple[str, ...]
-    """The names of the attributes to save, each a tensor."""
+    """The names of the attributes to save, each a tensor whose shape does not depend on the progress of a training.
+
+    Distributed checkpoints are read into the tensors of the present state.
+    """
 
     @property
     def device(self) -> torch.device | None: ...
@@ -106,10 +109,15 @@ def saved_ids(name: str, value: Tensor, num_classes: int, *, length: int | None 
     return value
 
 
+def index_dtype(num_classes: int) -> torch.dtype:
+    """Return the smallest dtype that holds every id of so large a number of classes."""
+    return torch.int32 if num_classes < 2**31 else torch.int64
+
+
 def saved_permutation(name: str, value: Tensor, num_classes: int) -> Tensor:
     """Return a loaded order of all classes; raise ValueError unless each is in it once."""
-    saved_vector(name, value, torch.int64, num_classes)
-    if not torch.equal(value.sort().values, torch.arange(num_classes, device=value.device)):
+    saved_vector(name, value, index_dtype(num_classes), num_classes)
+    if not torch.equal(value.sort().values, torch.arange(num_classes, dtype=value.dtype, device=value.device)):
         raise ValueError(f"`{name}` must hold each of {num_classes} classes once, got another order")
     return value
 

@@ -18,7 +18,7 @@ class Clusters:
     Args:
         labels: int32 [C], the cluster of each class.
         weight: float64 [C], 0 for classes that are never drawn.
-        centroids: float32 [J, D]; D is 0 until class vectors have been clustered.
+        centroids: float32 [J, D]; D is 0 before class vectors are attached, and all are 0 before they are clustered.
     """
 
     def __init__(self, labels: Tensor, weight: Tensor, centroids: Tensor) -> None:
@@ -43,13 +43,18 @@ class Clusters:
     def by_id(cls, weight: Tensor, number: int) -> "Clusters":
         """Return clusters of neighbouring ids, for use until there are class vectors."""
         labels = torch.arange(len(weight), device=weight.device) * number // max(len(weight), 1)
-        return cls(labels.int(), weight, torch.empty(number, 0, device=weight.device))
+        return cls(labels.int(), weight, torch.zeros(number, 0, device=weight.device))
+
+    def with_centroids(self, centroids: Tensor) -> "Clusters":
+        """Return the same clusters with other centroids [J, D]."""
+        changed = copy.copy(self)
+        changed.centroids = centroids.to(self.device)
+        return changed
 
     @classmethod
     def of(cls, vectors: Tensor, weight: Tensor, centroids: Tensor) -> "Clusters":
-        """Cluster class vectors [C, D], starting from these centroids if they have as many numbers."""
-        start = centroids if centroids.shape[1] == vectors.shape[1] else None
-        centroids = fit_centroids(vectors, len(centroids), start)
+        """Cluster class vectors [C, D], starting from these centroids [J, D] unless all are 0."""
+        centroids = fit_centroids(vectors, len(centroids), centroids if centroids.any() else None)
         return cls(nearest_centroids(vectors, centroids).int(), weight, centroids)
 
     @classmethod

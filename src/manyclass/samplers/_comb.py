@@ -44,7 +44,7 @@ class Comb:
         certain = weights.isinf().nonzero().squeeze(1)
         if len(certain) > k:
             raise ValueError(f"`weights` must be infinite for at most {k} classes, got {len(certain)}")
-        order = saved_permutation("line", line, num_classes) if len(line) else None
+        order = saved_permutation("line", line, num_classes).long() if len(line) else None
         comb = cls(weights.index_fill(0, certain, 0.0), certain, k, order=order)
         if comb.table.total and comb.teeth == 0:
             raise ValueError(f"`weights` must leave a tooth for the finite ones, got {k} infinite ones for a k of {k}")
@@ -57,9 +57,8 @@ class Comb:
 
     @property
     def line(self) -> Tensor:
-        """int64 [C]: the ids in the order of the line; [0]: by id."""
-        order = self.table.order
-        return torch.empty(0, dtype=torch.int64, device=self.device) if order is None else order
+        """int32 or int64 [C]: the ids in the order of the line; [0]: by id."""
+        return self.table.line
 
     @property
     def device(self) -> torch.device:

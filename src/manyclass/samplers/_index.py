@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from manyclass._faiss import load_faiss
-from manyclass._plain_state import saved_ids
+from manyclass._plain_state import saved_vector
 from manyclass.kmeans import fit_centroids
 
 ROWS_PER_ADD = 1 << 16
@@ -16,69 +16,71 @@ MIN_PRODUCTS_FOR_THREADS = 1 << 20
 
 
 class ClassIndex:
-    """An inverted file of N classes, each in the list of its nearest centroid. It never changes.
+    """An inverted file of some of C classes, each in the list of its nearest centroid. It never changes.
 
     faiss keeps and searches the lists, always on the CPU; the centroids are on the device of the head.
 
     Args:
-        centroids: float32 [J, D], of J lists; [0, 0]: an empty index.
-        vectors: the vectors of the classes [N, D], of any dtype, on any device.
-        ids: int64 [N], ascending.
+        centroids: float32 [J, D], of J lists.
+        vectors: the class vectors [C, D], of any dtype, on any device.
+        indexed: bool [C], True for the classes in the index.
     """
 
-    def __init__(self, centroids: Tensor, vectors: Tensor, ids: Tensor) -> None:
+    def __init__(self, centroids: Tensor, vectors: Tensor, indexed: Tensor) -> None:
         faiss = load_faiss("`Nearest`")
         self.centroids = centroids
+        self.is_empty = not bool(indexed.any())
+        self._num_classes = len(indexed)
+        self._lists: Any = None
+        if self.is_empty:
+            return
         coarse = faiss.IndexFlatL2(centroids.shape[1])
         coarse.add(centroids.cpu().numpy())
-        self._lists: Any = faiss.IndexIVFFlat(coarse, centroids.shape[1], len(centroids), faiss.METRIC_INNER_PRODUCT)
-        for part, numbers in zip(vectors.split(ROWS_PER_ADD), ids.split(ROWS_PER_ADD), strict=True):
-            self._lists.add_with_ids(part.float().cpu().numpy(), numbers.cpu().numpy())
+        self._lists = faiss.IndexIVFFlat(coarse, centroids.shape[1], len(centroids), faiss.METRIC_INNER_PRODUCT)
+        for part in indexed.nonzero().squeeze(1).split(ROWS_PER_ADD):
+            self._lists.add_with_ids(vectors[part].float().cpu().numpy(), part.cpu().numpy())
 
     @classmethod
-    def of(cls, vectors: Tensor, ids: Tensor, number: int, start: Tensor | None = None) -> "ClassIndex":
+    def of(cls, vectors: Tensor, indexed: Tensor, number: int, start: Tensor | None = None) -> "ClassIndex":
         """Build the index of some of the classes with vectors [C, D].
 
         Args:
             vectors: class vectors of any dtype, on any device.
-            ids: int64 [N], the classes in the index.
+            indexed: bool [C], True for the classes in the index.
             number: the number of lists.
             start: centroids of an earlier index, from which k-means starts; None: from some of the vectors.
         """
-        return cls(fit_centroids(vectors, number, start), vectors[ids], ids)
+        return cls(fit_centroids(vectors, number, start), vectors, indexed)
 
     @classmethod
-    def empty(cls, device: torch.device) -> "ClassIndex":
+    def empty(cls, num_classes: int, number: int, dim: int, device: torch.device) -> "ClassIndex":
         """Return an index of no classes."""
-        nothing = torch.empty(0, 0, device=device)
-        return cls(nothing, nothing, torch.empty(0, dtype=torch.int64, device=device))
+        indexed = torch.zeros(num_classes, dtype=torch.bool, device=device)
+        return cls(torch.zeros(number, dim, device=device), indexed, indexed)
 
     @classmethod
-    def restored(cls, centroids: Tensor, vectors: Tensor, ids: Tensor, num_classes: int) -> "ClassIndex":
-        """Build the index of a saved state; raise ValueError if it is not one of C classes."""
-        saved_ids("indexed", ids, num_classes, length=vectors.shape[0] if vectors.dim() else None)
-        for name, value in (("centroids", centroids), ("vectors", vectors)):
-            if value.dtype != torch.float32 or value.dim() != 2 or not bool(value.isfinite().all()):
-                raise ValueError(f"`{name}` must be finite, float32 [N, D], got {value.dtype} {list(value.shape)}")
-        if vectors.shape[1] != centroids.shape[1] or len(centroids) > num_classes or (len(ids) and not len(centroids)):
-            raise ValueError(
-                f"`centroids` must be at most {num_classes} of length {vectors.shape[1]}, got {list(centroids.shape)}"
-            )
-        return cls(centroids, vectors, ids)
+    def restored(cls, centroids: Tensor, vectors: Tensor, indexed: Tensor, like: "ClassIndex") -> "ClassIndex":
+        """Build the index of a saved state; raise ValueError unless it has as many classes and lists as another one."""
+        saved_vector("indexed", indexed, torch.bool, like._num_classes, low=None)
+        for name, value, rows in (("centroids", centroids, len(like.centroids)), ("vectors", vectors, len(indexed))):
+            if value.dtype != torch.float32 or value.dim() != 2 or len(value) != rows:
+                raise ValueError(f"`{name}` must be float32 [{rows}, D], got {value.dtype} {list(value.shape)}")
+            if value.shape[1] != like.centroids.shape[1] or not bool(value.isfinite().all()):
+                raise ValueError(f"`{name}` must be {like.centroids.shape[1]} finite numbers each, got others")
+        return cls(centroids, vectors, indexed)
 
     def contents(self) -> tuple[Tensor, Tensor]:
-        """Return the vectors float32 [N, D] and the ids int64 [N] in ascending order, on the CPU."""
-        faiss, lists = load_faiss("`Nearest`"), self._lists.invlists
+        """Return the vectors float32 [C, D], 0 for those not in the index, and bool [C], True for those in it."""
         dim = self.centroids.shape[1]
-        vectors, ids = [np.empty((0, dim), np.float32)], [np.empty(0, np.int64)]
-        for number in range(len(self.centroids)):
-            if size := lists.list_size(number):
-                codes = faiss.rev_swig_ptr(lists.get_codes(number), size * 4 * dim)
-                vectors.append(codes.view(np.float32).reshape(size, dim))
-                ids.append(faiss.rev_swig_ptr(lists.get_ids(number), size))
-        found = np.concatenate(ids)
-        order = found.argsort()
-        return torch.from_numpy(np.concatenate(vectors)[order]), torch.from_numpy(found[order])
+        vectors, indexed = np.zeros((self._num_classes, dim), np.float32), np.zeros(self._num_classes, bool)
+        if not self.is_empty:
+            faiss, lists = load_faiss("`Nearest`"), self._lists.invlists
+            for number in range(len(self.centroids)):
+                if size := lists.list_size(number):
+                    ids = faiss.rev_swig_ptr(lists.get_ids(number), size)
+                    codes = faiss.rev_swig_ptr(lists.get_codes(number), size * 4 * dim)
+                    vectors[ids], indexed[ids] = codes.view(np.float32).reshape(size, dim), True
+        return torch.from_numpy(vectors), torch.from_numpy(indexed)
 
     @property
     def device(self) -> torch.device:

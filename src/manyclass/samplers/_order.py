@@ -41,9 +41,10 @@ class ClassOrder(nn.Module):
         self._count = 0
         # True until newly attached class vectors have been clustered.
         self._stale = True
-        # int16 [C]: the cluster of each class; [0] before the first clustering.
-        self.labels = torch.empty(0, dtype=torch.int16, device="cpu")
-        self.centroids = torch.empty(0, 0, device="cpu")
+        # int16 [C]: the cluster of each class; [0] under other rules.
+        self.labels = torch.zeros(num_classes if rule == "cluster" else 0, dtype=torch.int16, device="cpu")
+        # float32 [J, D]; D is 0 before class vectors are attached.
+        self.centroids = torch.zeros(self._num_clusters(), 0, device="cpu")
 
     device = property(lambda self: self.labels.device)
 
@@ -62,14 +63,15 @@ class ClassOrder(nn.Module):
         saved_vector("progress", progress, torch.int64, 2)
         if int(progress[0]) >= 1 << 53:
             raise ValueError(f"`progress` must be a count below 2⁵³, got {int(progress[0])}")
-        saved_vector("labels", labels, torch.int16, self.num_classes if len(labels) else 0)
-        if centroids.dtype != torch.float32 or centroids.dim() != 2 or not bool(centroids.isfinite().all()):
-            raise ValueError(f"`centroids` must be finite, float32 [J, D], got {list(centroids.shape)}")
-        if len(labels) and int(labels.max()) >= len(centroids):
-            raise ValueError(f"`labels` must be below {len(centroids)}, the number of centroids, got {labels.max()}")
-        if self.rule == "cluster" and not bool(progress[1]) and not len(labels):
-            raise ValueError("`labels` must not be empty after a clustering, got none")
-        if not bool(progress[1]) and self.vectors and centroids.shape[1] != self.vectors[0].shape[1]:
+        saved_vector("labels", labels, torch.int16, len(self.labels))
+        number = len(self.centroids)
+        if centroids.dtype != torch.float32 or centroids.dim() != 2 or len(centroids) != number:
+            raise ValueError(
+                f"`centroids` must be float32 [{number}, D], got {centroids.dtype} {list(centroids.shape)}"
+            )
+        if not bool(centroids.isfinite().all()) or (number and int(labels.max()) >= number):
+            raise ValueError(f"`centroids` must be finite and `labels` below {number}, got others")
+        if self.vectors and centroids.shape[1] != self.vectors[0].shape[1]:
             raise ValueError(f"`centroids` must have length {self.vectors[0].shape[1]}, got {centroids.shape[1]}")
         self._count, self._stale = int(progress[0]), bool(progress[1])
         self.labels, self.centroids = labels, centroids
@@ -82,12 +84,12 @@ class ClassOrder(nn.Module):
             self._count += 1
             generator = torch.Generator().manual_seed(self._count)
             return torch.randperm(len(weight), generator=generator, device="cpu").to(weight.device)
-        if len(self.labels) == len(weight):
-            return self.sort_by_cluster()
         if len(current) != len(weight):
             # The clusters and the class vectors are those of another number of classes.
-            self.labels, self.num_classes = self.labels[:0], len(weight)
+            self.num_classes = len(weight)
             self._restart()
+        if self.rule == "cluster" and not self._stale:
+            return self.sort_by_cluster()
         kept = current[current < len(weight)]
         return torch.cat([kept, torch.arange(len(kept), len(weight), device=kept.device)])
 
@@ -100,13 +102,18 @@ class ClassOrder(nn.Module):
         if self.rule != "cluster":
             return
         check_vectors(weight, None, num_classes)
-        known = self.vectors[0] if self.vectors else self.centroids
-        if known.shape[1] != weight.shape[1] and (self.vectors or not self._stale):
-            self._restart()
+        if self.centroids.shape[1] != weight.shape[1]:
+            self._restart(weight.shape[1])
         self.vectors = (weight,)
 
-    def _restart(self) -> None:
+    def _restart(self, dim: int = 0) -> None:
         self.vectors, self._count, self._stale = (), 0, True
+        if self.rule == "cluster":
+            self.labels = self.labels.new_zeros(self.num_classes)
+            self.centroids = self.centroids.new_zeros(self._num_clusters(), dim)
+
+    def _num_clusters(self) -> int:
+        return min(MAX_CLUSTERS, math.isqrt(self.num_classes)) if self.rule == "cluster" else 0
 
     def build_if_stale(self) -> bool:
         """Cluster newly attached class vectors. Return True if that changed the order."""
@@ -142,10 +149,7 @@ class ClassOrder(nn.Module):
     def fit_centroids(self) -> None:
         """Fit the centroids to the class vectors, starting from the current ones."""
         vectors = self.vectors[0].detach()
-        number = min(MAX_CLUSTERS, math.isqrt(len(vectors)))
-        known = self.centroids
-        start = known if known.shape == (number, vectors.shape[1]) and not self._stale else None
-        self.centroids = fit_centroids(vectors, number, start)
+        self.centroids = fit_centroids(vectors, len(self.centroids), None if self._stale else self.centroids)
 
     def extra_repr(self) -> str:
         """Return the rule."""

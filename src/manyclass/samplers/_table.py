@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from manyclass._plain_state import index_dtype
 from manyclass.kernels import cpu
 
 ENTRIES_PER_CHUNK = 1 << 24
@@ -41,7 +42,7 @@ class MassTable:
 
     def __init__(self, mass: Tensor, *, name: str = "weights", order: Tensor | None = None) -> None:
         self.num_classes = len(mass)
-        index = torch.int32 if self.num_classes < 2**31 else torch.int64
+        index = index_dtype(self.num_classes)
         self._order = self._place = None
         if order is not None:
             mass = mass[order]
@@ -133,6 +134,11 @@ class MassTable:
     def order(self) -> Tensor | None:
         """int64 [C]: the ids in the order of the line; None: by id."""
         return None if self._order is None else self._order.long()
+
+    @property
+    def line(self) -> Tensor:
+        """int32 or int64 [C]: the ids in the order of the line; [0]: by id."""
+        return self._guide.new_empty(0, dtype=index_dtype(self.num_classes)) if self._order is None else self._order
 
     def to(self, device: torch.device) -> "MassTable":
         """Return the same table on a device."""

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from manyclass import _check
-from manyclass._plain_state import load_state, move_state, save_state, saved_ids, saved_vector
+from manyclass._plain_state import load_state, move_state, save_state, saved_vector
 from manyclass.candidates import Block, Candidates, join
 from manyclass.counts import ClassCounts, exponent
 from manyclass.samplers._inclusion import inclusion_probabilities
@@ -47,7 +47,7 @@ class Bernoulli(nn.Module):
     renormalises = False
     learns = False
     attach, advance, observe = no_vectors, no_schedule, no_learning
-    saved = ("rates", "likely", "likely_b")
+    saved = ("rates", "likely_b")
     _apply, _save_to_state_dict, _load_from_state_dict = move_state, save_state, load_state
 
     def __init__(self, counts: Tensor | ClassCounts | WeightSource, k: int, *, group_size: int | None = None) -> None:
@@ -114,7 +114,7 @@ class Bernoulli(nn.Module):
 
     def _use(self, rate: Tensor, likely: Tensor, likely_b: Tensor) -> None:
         # Ids int64 [n] of the classes of b > 1/2, and their b, float64 [n].
-        self.likely, self.likely_b = likely, likely_b
+        self._likely, self._likely_b = likely, likely_b
         self.table = MassTable(rate, name=self.source.name)
         self._points = capacity(self.table.total)
 
@@ -123,19 +123,22 @@ class Bernoulli(nn.Module):
         """float64 [C]: -log(1 - b) of the classes of b ≤ 1/2 in force, 0 for the others."""
         return self.table.masses()
 
+    @property
+    def likely_b(self) -> Tensor:
+        """float64 [C]: the probabilities of the classes of b > 1/2 in force, 0 for the others."""
+        return torch.zeros_like(self.rates).index_copy_(0, self._likely, self._likely_b)
+
     def move(self, device: torch.device) -> None:
         """Move the tables to a device."""
-        self.table, self.likely, self.likely_b = (
-            self.table.to(device),
-            self.likely.to(device),
-            self.likely_b.to(device),
-        )
+        self.table, self._likely = self.table.to(device), self._likely.to(device)
+        self._likely_b = self._likely_b.to(device)
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Rebuild the tables from saved probabilities."""
         rates = saved_vector("rates", state["rates"], torch.float64, self.num_classes)
-        likely = saved_ids("likely", state["likely"], self.num_classes)
-        likely_b = saved_vector("likely_b", state["likely_b"], torch.float64, len(likely))
+        likely_b = saved_vector("likely_b", state["likely_b"], torch.float64, self.num_classes)
+        likely = likely_b.nonzero().squeeze(1)
+        likely_b = likely_b[likely]
         if (rates > MAX_RATE).any() or rates[likely].any() or not ((likely_b > 0.5) & (likely_b <= 1)).all():
             raise ValueError("`rates` must be those of b ≤ 1/2, and `likely_b` in (1/2, 1], got others")
         self._use(rates, likely, likely_b)
@@ -166,11 +169,11 @@ class Bernoulli(nn.Module):
         self.source.check_every_class_drawn()
         groups = num_groups(target, self.group_size)
         blocks = []
-        if len(self.likely):
-            b = self.likely_b
+        if len(self._likely):
+            b = self._likely_b
             coin = torch.rand(groups, len(b), dtype=torch.float64, device=b.device, generator=generator)
             log_kappa = torch.where(coin < b, -b.log(), -math.inf)
-            blocks.append(Block(self.likely.expand(groups, -1), log_kappa))
+            blocks.append(Block(self._likely.expand(groups, -1), log_kappa))
         if self._points:
             uniform = torch.rand(groups, self._points, dtype=torch.float64, device=target.device, generator=generator)
             # Exponential gaps, -log(1 - u); torch's own exponential_ takes twice as long.
@@ -186,9 +189,9 @@ class Bernoulli(nn.Module):
 
     def _log_kappa(self, ids: Tensor) -> Tensor:
         b = -torch.expm1(-self.table.mass(ids))
-        if len(self.likely):
-            place = torch.searchsorted(self.likely, ids).clamp_(max=len(self.likely) - 1)
-            b = torch.where(self.likely[place] == ids, self.likely_b[place], b)
+        if len(self._likely):
+            place = torch.searchsorted(self._likely, ids).clamp_(max=len(self._likely) - 1)
+            b = torch.where(self._likely[place] == ids, self._likely_b[place], b)
         return -b.log()
 
     def without(self, ids: Tensor) -> "Bernoulli":

@@ -106,14 +106,15 @@ class Clustered(nn.Module):
     weights = property(lambda self: self.clusters.weights)
     centroids = property(lambda self: self.clusters.centroids)
     progress = property(lambda self: self.schedule.progress)
-    pending_labels = property(lambda self: self._pending().labels)
-    pending_weights = property(lambda self: self._pending().weights)
-    pending_centroids = property(lambda self: self._pending().centroids)
+    pending_labels = property(lambda self: self._pending("labels"))
+    pending_weights = property(lambda self: self._pending("weights"))
+    pending_centroids = property(lambda self: self._pending("centroids"))
 
-    def _pending(self) -> Clusters:
-        """Return the clusters of the rebuild in progress; clusters of no classes if there is none."""
+    def _pending(self, name: str) -> Tensor:
+        """Return a tensor of the rebuild in progress; zeros if there is none."""
         pending = self.schedule.pending()
-        return Clusters.by_id(self.weights[:0], 1) if pending is None else pending
+        found: Tensor = getattr(self.clusters if pending is None else pending, name)
+        return torch.zeros_like(found) if pending is None else found
 
     def move(self, device: torch.device) -> None:
         """Move the clusters to a device."""
@@ -123,7 +124,7 @@ class Clustered(nn.Module):
         """Continue from saved clusters."""
         explicit = saved_ids("explicit", state["explicit"], self.num_classes, length=self._num_explicit)
         clusters = self._restored(state, "")
-        pending = self._restored(state, "pending_") if state["pending_labels"].numel() else None
+        pending = self._restored(state, "pending_") if state["pending_weights"].any() else None
         self.schedule.restore(state["progress"], pending)
         self.explicit, self.clusters = explicit, clusters
 
@@ -138,6 +139,8 @@ class Clustered(nn.Module):
         """
         check_vectors(weight, None, self.num_classes)
         self.schedule.attach(weight)
+        if self.centroids.shape[1] != weight.shape[1]:
+            self.clusters = self.clusters.with_centroids(torch.zeros(self.clusters.number, weight.shape[1]))
 
     def advance(self) -> None:
         """Count a training step: the clusters follow the class vectors."""
@@ -189,8 +192,7 @@ class Clustered(nn.Module):
     def _cumulative_proposal(self, hidden: Tensor | None, batch: int) -> tuple[Tensor, Tensor | None]:
         weight = self.clusters.mass / self.clusters.mass.sum()
         groups = -(-batch // self.group_size)
-        # There are no centroids before the first clustering, which never runs inside a compiled graph.
-        if hidden is None or self.clusters.centroids.shape[1] != hidden.shape[1]:
+        if hidden is None or not self.schedule.vectors:
             return _normalised_sum(weight.unsqueeze(0)).expand(groups, -1).contiguous(), None
         scores = hidden.detach().float() @ self.clusters.centroids.T
         p = (scores + weight.log().float()).softmax(1)

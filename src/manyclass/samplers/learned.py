@@ -81,7 +81,7 @@ class Learned(nn.Module):
 
     @property
     def line(self) -> Tensor:
-        """int64 [C]: the ids in the order of the line; [0]: by id."""
+        """int32 or int64 [C]: the ids in the order of the line; [0]: by id."""
         return self.comb.line
 
     @property
@@ -91,15 +91,15 @@ class Learned(nn.Module):
 
     @property
     def pending_weights(self) -> Tensor:
-        """float64 [C]: the weights of the rebuild in progress; [0] if there is none."""
+        """float64 [C]: the weights of the rebuild in progress; 0 if there is none."""
         pending = self.schedule.pending()
-        return self.estimate[:0] if pending is None else pending.weights
+        return torch.zeros_like(self.estimate) if pending is None else pending.weights
 
     @property
     def pending_line(self) -> Tensor:
-        """int64 [C]: the order of the rebuild in progress; [0]: by id, or none."""
+        """int32 or int64 [C]: the order of the rebuild in progress, 0 if there is none; [0]: by id."""
         pending = self.schedule.pending()
-        return torch.empty(0, dtype=torch.int64, device=self.device) if pending is None else pending.line
+        return torch.zeros_like(self.line) if pending is None else pending.line
 
     def move(self, device: torch.device) -> None:
         """Move the tables to a device."""
@@ -110,14 +110,9 @@ class Learned(nn.Module):
         estimate = saved_vector("estimate", state["estimate"], torch.float64, self.num_classes)
         if not math.isfinite(estimate.sum()):
             raise ValueError("`estimate` must have a finite sum, got an infinite one")
-        comb, pending = (
-            Comb.restored(state[name + "weights"], state[name + "line"], self.num_classes, self.k)
-            if len(state[name + "weights"])
-            else None
-            for name in ("", "pending_")
-        )
-        if comb is None:
-            raise ValueError("`weights` must have a number for each class, got none")
+        comb, pending = Comb.restored(state["weights"], state["line"], self.num_classes, self.k), None
+        if state["pending_weights"].any():
+            pending = Comb.restored(state["pending_weights"], state["pending_line"], self.num_classes, self.k)
         self.schedule.restore(state["progress"], pending)
         self.comb, self.estimate = comb, estimate
 

@@ -96,7 +96,7 @@ class Nearest(nn.Module):
         self._probes = None if probes is None else _check.integer("probes", probes, 1)
         self._every = None if every is None else _check.integer("every", every, 1)
         self.sampler = Systematic(source, k - self.nearest, group_size=group_size)
-        self.index = ClassIndex.empty(self.sampler.device)
+        self.index = self._empty_index(self.sampler.device)
         self.schedule: BackgroundRebuild[ClassIndex] = BackgroundRebuild()
         self.heaviest_drawn = self._heaviest_drawn()
         self._handle = Handle(self)
@@ -105,6 +105,12 @@ class Nearest(nn.Module):
         """Return the heaviest classes that are not drawn for certain, as many as there are nearest ones; -1 pads."""
         weight, ids = self.sampler.comb.table.masses().topk(self.nearest)
         return ids.masked_fill_(weight == 0, -1)
+
+    def _empty_index(self, device: torch.device, dim: int = 0) -> ClassIndex:
+        """Return an index of no classes with vectors of length D."""
+        classes = self.num_classes
+        number = self._num_lists or max(1, min(4 * math.isqrt(classes), classes // 4))
+        return ClassIndex.empty(classes, number, dim, device)
 
     centroids = property(lambda self: self.index.centroids)
     vectors = property(lambda self: self.index.contents()[0])
@@ -117,7 +123,7 @@ class Nearest(nn.Module):
     def _pending(self) -> ClassIndex:
         """Return the index of the rebuild in progress; an empty one if there is none."""
         pending = self.schedule.pending()
-        return ClassIndex.empty(self.device) if pending is None else pending
+        return self._empty_index(self.device, self.centroids.shape[1]) if pending is None else pending
 
     def move(self, device: torch.device) -> None:
         """Move the centroids to a device; the lists stay on the CPU."""
@@ -129,19 +135,22 @@ class Nearest(nn.Module):
         if int(heaviest.max()) >= self.num_classes:
             raise ValueError(f"`heaviest_drawn` must be below {self.num_classes}, got {int(heaviest.max())}")
         index, pending = self._restored(state, ""), None
-        if state["pending_indexed"].numel():
+        if state["pending_indexed"].any():
             pending = self._restored(state, "pending_")
         self.schedule.restore(state["progress"], pending)
         self.index, self.heaviest_drawn = index, heaviest
 
     def _restored(self, state: Mapping[str, Tensor], prefix: str) -> ClassIndex:
-        centroids, vectors, ids = (state[prefix + name] for name in ("centroids", "vectors", "indexed"))
-        return ClassIndex.restored(centroids, vectors, ids, self.num_classes)
+        centroids, vectors, indexed = (state[prefix + name] for name in ("centroids", "vectors", "indexed"))
+        return ClassIndex.restored(centroids, vectors, indexed, self.index)
 
     def attach(self, weight: Tensor, bias: Tensor | None = None) -> None:
         """Index these class vectors [C, D] and biases [C], at the next draw and then every few training steps."""
         check_vectors(weight, bias, self.num_classes)
         self.schedule.attach(*(x for x in (weight, bias) if x is not None))
+        dim = weight.shape[1] + (bias is not None)
+        if self.centroids.shape[1] != dim:
+            self.index = self._empty_index(self.device, dim)
 
     def advance(self) -> None:
         """Count a training step: the index follows the class vectors."""
@@ -180,7 +189,7 @@ class Nearest(nn.Module):
         groups = num_groups(target, self.group_size)
         if hidden is not None:
             self._build_if_stale()
-        if hidden is None or not 0 <= self.index.centroids.shape[1] - hidden.shape[1] <= 1:
+        if hidden is None or self.index.is_empty:
             return self.heaviest_drawn.expand(groups, -1), None
         with torch.no_grad(), torch.autocast(self.device.type, enabled=False):
             return self._find_near(hidden, groups)
@@ -200,7 +209,7 @@ class Nearest(nn.Module):
         number = scores.shape[1]
         probes = self._probes or math.ceil(8 * self.nearest * number / self.num_classes)
         lists = scores.topk(min(probes, number)).indices
-        if torch.compiler.is_compiling():
+        if is_transformed():
             return search_index(query, lists, self.nearest, self._handle.number), order
         return self.index.search(query, lists, self.nearest), order
 
@@ -212,16 +221,14 @@ class Nearest(nn.Module):
         """Copy the inputs of a build, and return the function that indexes them."""
         vectors, *bias = (x.detach() for x in self.schedule.vectors)
         vectors = torch.cat([vectors, bias[0].unsqueeze(1)], 1) if bias else vectors.clone()
-        ids = torch.arange(len(vectors), device=self.device)
-        ids = ids[self.sampler.comb.table.mass(ids) > 0]
-        number = self._num_lists or max(1, min(4 * math.isqrt(len(vectors)), len(vectors) // 4))
-        start = self.index.centroids if self.index.centroids.shape == (number, vectors.shape[1]) else None
-        return lambda: ClassIndex.of(vectors, ids, number, start)
+        indexed, number = self.sampler.comb.table.masses() > 0, len(self.centroids)
+        start = None if self.index.is_empty else self.centroids
+        return lambda: ClassIndex.of(vectors, indexed, number, start)
 
     def _build(self) -> None:
         self.schedule.drop()
         with isolated():
-            self.index = self._snapshot()() if self.schedule.vectors else ClassIndex.empty(self.device)
+            self.index = self._snapshot()() if self.schedule.vectors else self._empty_index(self.device)
         self.schedule.stale = False
 
     def without(self, ids: Tensor) -> "Nearest":
@@ -259,7 +266,7 @@ class Nearest(nn.Module):
         _check.integer("num_classes", num_classes, self.k)
         self.sampler.resize(num_classes)
         self.heaviest_drawn = self._heaviest_drawn()
-        self.index = ClassIndex.empty(self.device)
+        self.index = self._empty_index(self.device)
         self.schedule.restart()
 
     def extra_repr(self) -> str:

@@ -79,7 +79,7 @@ class Systematic(nn.Module):
 
     @property
     def line(self) -> Tensor:
-        """int64 [C]: the ids in the order of the line; [0]: by id."""
+        """int32 or int64 [C]: the ids in the order of the line; [0]: by id."""
         return self.comb.line
 
     def move(self, device: torch.device) -> None:
