@@ -96,6 +96,8 @@ FEW = [
     *((head, DEFAULT) for head in (*HEADS, *VARIANTS)),
     *(("class", sampler) for sampler in REBUILT if sampler != DEFAULT),
 ]
+# The samplers that change with training alone.
+CHANGING = [("class", sampler) for sampler in REBUILT]
 
 
 def name_of(cell):
