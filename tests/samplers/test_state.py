@@ -114,11 +114,11 @@ def test_a_sampler_of_counts_can_be_resized(make):
         ("weights", lambda x: x.expand(2, -1), "`weights` must be torch.float64"),
         ("weights", lambda x: x.where(x > 9, 1e300), "`weights` must have a sum between"),
         ("weights", lambda x: x * torch.inf, "`weights` must be infinite for at most 20 classes"),
-        ("line", lambda x: x[:-1], "`line` must be torch.int64"),
+        ("line", lambda x: x[:-1], "`line` must be torch.int32"),
         ("line", lambda x: torch.zeros_like(x), "`line` must hold each of"),
         ("line", lambda x: x - 1, "`line` must not be below 0"),
         ("order.progress", lambda x: x - 10, "`progress` must not be below 0"),
-        ("order.labels", lambda x: torch.ones(C, dtype=torch.int16), "`labels` must be below 0"),
+        ("order.labels", lambda x: torch.ones(C, dtype=torch.int16), "`labels` must be torch.int16 \\[0\\]"),
         ("source.weights.raw", lambda x: x * torch.inf, "`raw` must"),
     ],
 )
