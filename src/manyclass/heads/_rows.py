@@ -1,6 +1,7 @@
 """Lookups of rows of a class table, with a dense or a row-sparse gradient."""
 
 import itertools
+import weakref
 from collections.abc import Callable
 from weakref import WeakValueDictionary
 
@@ -8,7 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-_parameters: WeakValueDictionary[int, nn.Parameter] = WeakValueDictionary()
+from manyclass import _sparse_gradients  # noqa: F401
+
+_lookups: "WeakValueDictionary[int, RowLookup]" = WeakValueDictionary()
 _handles = itertools.count()
 
 
@@ -20,23 +23,36 @@ class RowLookup:
     that. (Hooks on the parameter do not see the gradient of compiled code.)
 
     Args:
-        parameter: the table.
+        module: the owner of the table.
+        name: the name of the parameter, which is looked up at each call: `load_state_dict(assign=True)`, `to_empty`
+            and `fully_shard` replace it.
         sparse: whether its gradient is row-sparse.
     """
 
-    def __init__(self, parameter: nn.Parameter, *, sparse: bool) -> None:
+    def __init__(self, module: nn.Module, name: str, *, sparse: bool) -> None:
+        self._module, self._name = weakref.ref(module), name
         self.sparse = sparse
         self._handle = next(_handles)
-        _parameters[self._handle] = parameter
+        _lookups[self._handle] = self
         # The backward operator runs because autograd needs its result: the gradient of this scalar, which is 0.
         self._anchor = torch.zeros((), requires_grad=True)
 
     def __reduce__(self) -> tuple[object, ...]:
         # A copy or a pickle of a head looks up the copied parameter.
-        return _restore, (_parameters[self._handle], self.sparse)
+        return _restore, (self._module(), self._name, self.sparse)
+
+    def parameter(self) -> nn.Parameter:
+        """Return the present parameter of the module."""
+        found = getattr(self._module(), self._name)
+        assert isinstance(found, nn.Parameter)
+        return found
 
     def __call__(self, parameter: nn.Parameter, ids: Tensor) -> Tensor:
-        """Return rows [*ids.shape, ...] of the parameter, which must be the one given to the constructor."""
+        """Return rows [*ids.shape, ...] of the parameter, which must be the present one of the module."""
+        table = gathered(parameter)
+        if table is not parameter:
+            # The gradient of a table that was sharded is divided among the processes again, so it must be dense.
+            return F.embedding(ids, table) if table.dim() == 2 else table[ids]
         if self.sparse and torch.compiler.is_compiling() and parameter.requires_grad and torch.is_grad_enabled():
             rows: Tensor = gather_rows(parameter.detach(), ids, self._anchor, self._handle)
             return rows
@@ -45,8 +61,33 @@ class RowLookup:
         return torch.gather(parameter, 0, ids.reshape(-1), sparse_grad=self.sparse).reshape(ids.shape)
 
 
-def _restore(parameter: nn.Parameter, sparse: bool) -> RowLookup:
-    return RowLookup(parameter, sparse=sparse)
+def _restore(module: nn.Module, name: str, sparse: bool) -> RowLookup:
+    return RowLookup(module, name, sparse=sparse)
+
+
+def fill_(table: Tensor, values: Tensor) -> None:
+    """Copy values into a table, which may be sharded."""
+    if hasattr(table, "full_tensor"):
+        from torch.distributed.tensor import DTensor, distribute_tensor
+
+        assert isinstance(table, DTensor)
+        values = distribute_tensor(values.to(table.device), table.device_mesh, table.placements)
+    with torch.no_grad():
+        table.copy_(values)
+
+
+def gathered(table: Tensor) -> Tensor:
+    """Return a whole table: `fully_shard` leaves a DTensor, of which each process holds a part, outside `forward`.
+
+    The gradient is averaged over the processes, as `fully_shard` does.
+    """
+    if not hasattr(table, "full_tensor"):
+        return table
+    # Imported here: without sharded tables nothing needs it, and it takes a while.
+    from torch.distributed.tensor import DTensor, Partial
+
+    assert isinstance(table, DTensor)
+    return table.full_tensor(grad_placements=[Partial("avg")] * table.device_mesh.ndim)
 
 
 def replace_target_rows(ids: Tensor, target: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
@@ -79,7 +120,7 @@ def _(table: Tensor, ids: Tensor, anchor: Tensor, handle: int) -> Tensor:
 @torch.library.custom_op("manyclass::add_sparse_gradient", mutates_args=())
 def add_sparse_gradient(gradient: Tensor, ids: Tensor, handle: int) -> Tensor:
     """Add a row-sparse gradient to the parameter of the handle."""
-    parameter = _parameters[handle]
+    parameter = _lookups[handle].parameter()
     rows = gradient.reshape(ids.numel(), *parameter.shape[1:])
     sparse = torch.sparse_coo_tensor(ids.reshape(1, -1), rows, parameter.shape, check_invariants=False)
     parameter.grad = sparse if parameter.grad is None else parameter.grad + sparse

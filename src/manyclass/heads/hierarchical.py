@@ -1,20 +1,24 @@
 """Hierarchical softmax: a binary tree of decisions instead of a normaliser."""
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from manyclass import _check
-from manyclass._loaded_state import follow_loaded_state
+from manyclass._context import isolated
 from manyclass.counts import ClassCounts
 from manyclass.defaults import IGNORE_INDEX
-from manyclass.heads._huffman import canonical, code_lengths
-from manyclass.heads._rows import RowLookup
+from manyclass.heads._huffman import canonical, check_lengths, code_lengths
+from manyclass.heads._rows import RowLookup, gathered
 from manyclass.heads.exact import TopK
 from manyclass.heads.examples import flatten_examples
 from manyclass.kernels import at_least_float32
+
+LENGTHS = "_length"  # name of the code's lengths in a state dict
 
 
 class HierarchicalHead(nn.Module):
@@ -37,10 +41,6 @@ class HierarchicalHead(nn.Module):
         True
     """
 
-    _length: Tensor
-    _rank: Tensor
-    _levels: Tensor
-
     def __init__(
         self,
         dim: int,
@@ -55,25 +55,65 @@ class HierarchicalHead(nn.Module):
         self.dim = _check.integer("dim", dim, 1)
         self.num_classes = _check.integer("num_classes", num_classes, 2)
         counts = None if counts is None else ClassCounts.of(counts, num_classes)
-        weights = torch.ones(num_classes) if counts is None else counts.weights()
-        self.register_buffer("_length", code_lengths(weights).to(device))
-        self.register_buffer("_rank", torch.empty_like(self._length), persistent=False)
-        self.register_buffer("_levels", None, persistent=False)
-        self._derive()
-        follow_loaded_state(self, HierarchicalHead._derive)
-        bound = 1 / math.sqrt(dim)
-        nodes = torch.empty(num_classes - 1, dim, device=device, dtype=dtype).uniform_(-bound, bound)
-        self.weight = nn.Parameter(nodes)
-        self.bias = nn.Parameter(torch.zeros(num_classes - 1, device=device, dtype=dtype))
-        self._rows = RowLookup(self.weight, sparse=sparse)
-        self._biases = RowLookup(self.bias, sparse=sparse)
+        self.weight = nn.Parameter(torch.empty(num_classes - 1, dim, device=device, dtype=dtype))
+        self.bias = nn.Parameter(torch.empty(num_classes - 1, device=device, dtype=dtype))
+        self.reset_parameters()
+        with isolated():
+            self._use(code_lengths(torch.ones(num_classes) if counts is None else counts.weights()))
+        self._rows = RowLookup(self, "weight", sparse=sparse)
+        self._biases = RowLookup(self, "bias", sparse=sparse)
 
-    def _derive(self, _: object = None) -> None:
-        """Derive the code and its tables from the lengths."""
-        self._code = code = canonical(self._length.cpu())
-        self._rank = code.rank.to(self._length.device)
-        levels = (code.first, code.before, code.leaves, code.inner)
-        self._levels = torch.tensor(levels, device=self._length.device)
+    def reset_parameters(self) -> None:
+        """Initialise weight and bias as in a new head, for example after `to_empty`."""
+        bound = 1 / math.sqrt(self.dim)
+        nn.init.uniform_(self.weight, -bound, bound)
+        nn.init.zeros_(self.bias)
+
+    # The tables of the code are plain attributes, not buffers: others cast, average and broadcast buffers.
+    def _use(self, length: Tensor) -> None:
+        """Take the code of these lengths [C] and derive its tables, on the device of the parameters."""
+        with isolated():
+            self._code = code = canonical(length.cpu())
+            self._length, self._rank = code.length, code.rank
+            self._levels = torch.tensor((code.first, code.before, code.leaves, code.inner))
+        self._move_tables()
+
+    def _move_tables(self) -> None:
+        # There are no values on "meta" that could be moved back.
+        if not self.weight.is_meta:
+            device = self.weight.device
+            self._length, self._rank, self._levels = (x.to(device) for x in (self._length, self._rank, self._levels))
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "HierarchicalHead":
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self._move_tables()
+        return self
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination[prefix + LENGTHS] = self._length
+
+    def _load_from_state_dict(
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        local_metadata: dict[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        length = state_dict.pop(prefix + LENGTHS, None)
+        super()._load_from_state_dict(
+            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+        )
+        if length is None:
+            missing_keys.append(prefix + LENGTHS)
+            return
+        try:
+            self._use(check_lengths(f"state_dict[{prefix + LENGTHS!r}]", length, self.num_classes))
+        except (TypeError, ValueError) as error:
+            error_msgs.append(str(error))
 
     def forward(
         self,
@@ -125,7 +165,7 @@ class HierarchicalHead(nn.Module):
         self._check_hidden(hidden)
         _check.integer("k", k, 1, self.num_classes)
         code = self._code
-        scores = at_least_float32(F.linear(hidden, self.weight, self.bias))
+        scores = at_least_float32(F.linear(hidden, gathered(self.weight), gathered(self.bias)))
         level = scores.new_zeros(*hidden.shape[:-1], 1)
         by_rank = []
         for depth, start in enumerate(code.inner[:-1]):
