@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from manyclass import _check
+from manyclass._context import is_checkpointed, is_in_backward
 from manyclass.candidates import Candidates
 from manyclass.defaults import IGNORE_INDEX
 from manyclass.forms import LogSumExp, transformed
@@ -85,7 +86,7 @@ def sampled_loss(
         log_z: [...], the log normaliser of each example, for an objective that has one (NoiseContrastive).
         ignore_index: the target of examples that are left out of the loss.
         reduction: "mean", "sum" or "none".
-        generator: for the draw; None: torch's global generator.
+        generator: for the draw; None: torch's global generator, which torch.utils.checkpoint needs.
 
     Raises:
         TypeError, ValueError: an argument has the wrong type, shape, dtype, device or value; the message names it.
@@ -181,11 +182,23 @@ def _losses(head: SampledHead, examples: Examples, generator: torch.Generator | 
     if examples.log_z is not None and not objective.normalised:
         raise ValueError(f"`log_z` must be None for {objective!r}, which has no z, got a tensor")
     # A compiled graph holds the sampler's tables as constants, so nothing may change them inside it.
-    trains = head.training and torch.is_grad_enabled() and not torch.compiler.is_compiling()
-    if trains:
+    differentiated = torch.is_grad_enabled() and not torch.compiler.is_compiling()
+    # A checkpoint calls the head twice a step. The sampler must learn once, and draw the same candidates again.
+    recomputed, checkpointed = differentiated and is_in_backward(), differentiated and is_checkpointed()
+    if generator is not None and (recomputed or checkpointed):
+        raise ValueError(
+            "`generator` must be None inside torch.utils.checkpoint, which restores only torch's global RNG state for "
+            "the recomputation, got a generator: seed with torch.manual_seed instead"
+        )
+    trains = head.training and differentiated and not (recomputed and checkpointed)
+    if trains and not recomputed:
         sampler.advance()
     candidates = draw_candidates(head, examples, objective, generator)
     loss, slot_weights = _fused(head, examples, candidates) or _eager(head, examples, candidates)
+    if trains and recomputed:
+        # With `use_reentrant=True` the forward pass has no gradients, so the sampler learns in the recomputation, and
+        # advances after the draw, which must equal that of the forward pass.
+        sampler.advance()
     if trains and sampler.learns and isinstance(objective.form, LogSumExp) and objective.form.kappa:
         sampler.observe(
             Observation(
