@@ -10,9 +10,11 @@ SOURCE = Path(__file__).parents[1] / "src" / "manyclass"
 # The rooms that each room may import.
 MAY_IMPORT = {
     "_check": set(),
+    "_context": set(),
     "_faiss": set(),
     "_loaded_state": set(),
-    "kmeans": set(),
+    "_sparse_gradients": set(),
+    "kmeans": {"_context"},
     "candidates": set(),
     "defaults": set(),
     "eval_mode": set(),
@@ -23,7 +25,8 @@ MAY_IMPORT = {
     "kernels": {"candidates", "forms"},
     "heads": {
         "_check",
-        "_loaded_state",
+        "_context",
+        "_sparse_gradients",
         "candidates",
         "counts",
         "defaults",
@@ -33,7 +36,7 @@ MAY_IMPORT = {
         "samplers",
     },
     "optim": {"_check", "kernels"},
-    "diagnostics": {"_check", "candidates", "objectives", "heads"},
+    "diagnostics": {"_check", "candidates", "forms", "heads"},
     "errors": set(),
     "storage": {"_check", "errors"},
     "training": {
@@ -50,7 +53,7 @@ MAY_IMPORT = {
     },
     "registry": {"_check", "counts", "defaults", "samplers", "objectives", "heads", "optim"},
     "encoders": {"_check"},
-    "inference": {"_check", "_faiss", "candidates", "heads", "kernels", "kmeans", "samplers"},
+    "inference": {"_check", "_context", "_faiss", "candidates", "heads", "kernels", "kmeans", "samplers"},
     "report": {"storage"},
     "data": {"_check", "defaults", "errors", "storage"},
     "estimator": {
