@@ -10,11 +10,12 @@ SOURCE = Path(__file__).parents[1] / "src" / "manyclass"
 # The rooms that each room may import.
 MAY_IMPORT = {
     "_check": set(),
-    "_faiss": set(),
     "_context": set(),
+    "_faiss": set(),
     "_handle": set(),
     "_plain_state": set(),
-    "kmeans": set(),
+    "_sparse_gradients": set(),
+    "kmeans": {"_context"},
     "candidates": set(),
     "defaults": set(),
     "eval_mode": set(),
@@ -38,6 +39,7 @@ MAY_IMPORT = {
         "_context",
         "_handle",
         "_plain_state",
+        "_sparse_gradients",
         "candidates",
         "counts",
         "defaults",
@@ -47,7 +49,7 @@ MAY_IMPORT = {
         "samplers",
     },
     "optim": {"_check", "kernels"},
-    "diagnostics": {"_check", "candidates", "objectives", "heads"},
+    "diagnostics": {"_check", "candidates", "forms", "heads"},
     "errors": set(),
     "storage": {"_check", "errors"},
     "training": {
@@ -64,7 +66,7 @@ MAY_IMPORT = {
     },
     "registry": {"_check", "counts", "defaults", "samplers", "objectives", "heads", "optim"},
     "encoders": {"_check"},
-    "inference": {"_check", "_faiss", "candidates", "heads", "kernels", "kmeans", "samplers"},
+    "inference": {"_check", "_context", "_faiss", "candidates", "heads", "kernels", "kmeans", "samplers"},
     "report": {"storage"},
     "data": {"_check", "defaults", "errors", "storage"},
     "estimator": {

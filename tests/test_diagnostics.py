@@ -1,12 +1,14 @@
 """`diagnose` measures the errors that its docstring defines."""
 
+import math
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from manyclass import ClassHead, ScorerHead, diagnose
-from manyclass.objectives import LogSumExp
+from manyclass.forms import LogSumExp
 from manyclass.samplers import Exhaustive, Importance, Systematic, WithExplicit
 from tests.tables import OBJECTIVES, SAMPLERS
 
@@ -86,15 +88,16 @@ def test_the_error_falls_with_k():
     assert errors[0] > errors[1] > errors[2]
 
 
+class Dot(nn.Module):
+    def __init__(self, table):
+        super().__init__()
+        self.table = nn.Parameter(table)
+
+    def forward(self, hidden, ids):
+        return hidden @ self.table[ids].transpose(1, 2)
+
+
 def test_a_scorer_is_diagnosed_as_the_linear_head_it_equals():
-    class Dot(nn.Module):
-        def __init__(self, table):
-            super().__init__()
-            self.table = nn.Parameter(table)
-
-        def forward(self, hidden, ids):
-            return hidden @ self.table[ids].transpose(1, 2)
-
     sampler = Systematic(torch.rand(C) + 0.1, 12)
     head, hidden, target = setting(sampler, bias=False)
     scorer = ScorerHead(Dot(head.weight.detach().clone()), sampler)
@@ -128,3 +131,66 @@ def test_ignored_examples_are_left_out():
 def test_one_example_can_be_diagnosed():
     head, hidden, target = setting(Importance(torch.ones(C), 5))
     assert diagnose(head, hidden[:1], target[:1], draws=2).rmse_log_z > 0
+
+
+HEADS = {
+    "class vectors": lambda head: head,
+    "module": lambda head: ScorerHead(Dot(head.weight.detach().clone()), head.sampler),
+    "function": lambda head: ScorerHead(Dot(head.weight.detach().clone()).forward, head.sampler),
+}
+
+
+@pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("name", HEADS)
+def test_the_result_does_not_depend_on_the_context(name, context):
+    base, hidden, target = setting(Systematic(torch.rand(C) + 0.1, 12))
+    head = HEADS[name](base)
+    expected = diagnose(head, hidden, target, draws=3)
+    with context():
+        assert diagnose(head, hidden, target, draws=3) == expected
+        # Tensors that are made there are special too.
+        assert diagnose(head, hidden * 1, target + 0, draws=3) == expected
+
+
+def test_a_function_is_diagnosed_as_the_module_it_equals():
+    base, hidden, target = setting(Systematic(torch.rand(C) + 0.1, 12))
+    reports = [diagnose(HEADS[name](base), hidden, target, draws=3) for name in ("function", "module")]
+    assert reports[0] == reports[1]
+    assert 0 < reports[0].sign_agreement <= 1
+
+
+def test_scores_without_parameters_have_no_signs_of_gradients():
+    table = torch.randn(C, D, dtype=torch.float64)
+    head = ScorerHead(lambda hidden, ids: hidden @ table[ids].transpose(1, 2), Importance(torch.ones(C), 10))
+    report = diagnose(head, *setting(head.sampler)[1:], draws=2)
+    assert report.rmse_log_z > 0
+    assert math.isnan(report.sign_agreement)
+
+
+class Margin:
+    """The likelihood with the target's score lowered by 2."""
+
+    form = LogSumExp(target=True, kappa=True, target_transform=lambda score: score - 2)
+    keeps_hits = normalised = False
+
+    def __call__(self, target_score, scores, candidates):
+        return self.form.loss(target_score, scores, candidates)
+
+
+def test_log_z_of_an_objective_with_a_margin_includes_the_margin_once():
+    head, hidden, target = setting(Exhaustive(C), Margin())
+    scores = head.scores(hidden, torch.arange(C))
+    lowered = scores - 2 * F.one_hot(target, C)
+    error = lowered.logsumexp(1) - scores.logsumexp(1)
+    assert diagnose(head, hidden, target, draws=1).bias_log_z == pytest.approx(float(error.mean().detach()))
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_a_head_can_be_diagnosed_under_autocast(name):
+    head, hidden, target = setting(Systematic(torch.rand(C) + 0.1, 12))
+    head, hidden = HEADS[name](head.float()), hidden.float()
+    expected = diagnose(head, hidden, target, draws=3)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        report = diagnose(head, hidden, target, draws=3)
+    assert report.rmse_log_z == pytest.approx(expected.rmse_log_z, rel=0.1)
+    assert report.sign_agreement == pytest.approx(expected.sign_agreement, abs=0.1)

@@ -38,3 +38,18 @@ def is_transformed() -> bool:
 def is_functional() -> bool:
     """Return True inside a transform of torch.func. In a compiled graph, which holds none of ours, return False."""
     return not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def is_in_backward() -> bool:
+    """Return True inside a backward pass, where only torch.utils.checkpoint calls a module."""
+    return torch._C._current_graph_task_id() != -1
+
+
+def is_checkpointed() -> bool:
+    """Return True inside torch.utils.checkpoint with `use_reentrant=False`, in the forward pass and its recomputation.
+
+    With `use_reentrant=True` it is False: the forward pass runs without gradients and leaves no trace.
+    """
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(False)
+    # Other hooks, such as save_on_cpu, recompute nothing.
+    return hooks is not None and hooks[0].__module__ == "torch.utils.checkpoint"

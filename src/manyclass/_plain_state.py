@@ -85,7 +85,7 @@ def load_state(
         # A copy: the state dict may belong to another module, or be memory-mapped.
         device = self.device or torch.device("cpu")
         self.restore({name: value.detach().to(device, copy=True) for name, value in found.items()})
-    except ValueError as error:
+    except (TypeError, ValueError) as error:
         error_msgs.append(f"While loading {prefix.rstrip('.') or type(self).__name__}: {error}")
 
 

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from manyclass import _check
 from manyclass.candidates import Candidates
+from manyclass.forms import LogSumExp, transformed
 from manyclass.heads import Examples, SampledHead, draw_candidates, exact_log_z, flatten_examples
-from manyclass.objectives import LogSumExp
 
 
 class DiagnosedHead(SampledHead, Protocol):
@@ -30,7 +30,7 @@ class Diagnosis:
         bias_log_z: mean of log Z̃ - log Z; None if the objective has no Z̃.
         gamma_rmse: root-mean-square length of γ̃ - γ over all classes, those not scored (γ̃ = 0) included.
         sign_agreement: the share of components of the minibatch gradient, in the rows a draw touches, with the same
-            sign as the exact gradient; mean over draws.
+            sign as the exact gradient; mean over draws. NaN if the scores do not depend on any parameter.
         classes_scored: mean number of non-empty slots of an example, its target included.
         rows_touched: mean number of distinct rows a step scores.
     """
@@ -58,6 +58,8 @@ class Diagnosis:
         )
 
 
+@torch.inference_mode(False)
+@torch.no_grad()
 def diagnose(
     head: DiagnosedHead,
     hidden: Tensor,
@@ -87,20 +89,22 @@ def diagnose(
         True
     """
     _check.integer("draws", draws, 1)
-    batch = flatten_examples(hidden.detach(), target, head.num_classes).present()
+    # Autograd cannot keep tensors that were made in inference mode; copies made outside it are ordinary ones.
+    hidden, target = _check.tensor("hidden", hidden), _check.tensor("target", target)
+    hidden, target = (x.clone() if x.is_inference() else x.detach() for x in (hidden, target))
+    batch = flatten_examples(hidden, target, head.num_classes).present()
     if generator is None:
         generator = torch.Generator(hidden.device).manual_seed(0)
-    with torch.no_grad():
-        log_z = head.log_z(batch.hidden)
-        exact_target = (head.scores(batch.hidden, batch.target.unsqueeze(1)).squeeze(1) - log_z).exp()
-        # Σ_c γ(c)² over all classes, from Σ_c p(c)²: γ is -p, but 1 - p at the target.
-        squares = (exact_log_z(head, batch.hidden, power=2.0) - 2 * log_z).exp() + 1 - 2 * exact_target
+    log_z = head.log_z(batch.hidden)
+    exact_target = (head.scores(batch.hidden, batch.target.unsqueeze(1)).squeeze(1) - log_z).exp()
+    # Σ_c γ(c)² over all classes, from Σ_c p(c)²: γ is -p, but 1 - p at the target.
+    squares = (exact_log_z(head, batch.hidden, power=2.0) - 2 * log_z).exp() + 1 - 2 * exact_target
     error, squared, signs, scored, touched = [], [], [], [], []
     for _ in range(draws):
         candidates = draw_candidates(head, batch, head.objective, generator)
         loss, target_score, gamma_target, gamma_slots = _gamma(head, batch, candidates)
-        if isinstance(head.objective.form, LogSumExp):
-            error.append(loss + target_score - log_z)
+        if isinstance(form := head.objective.form, LogSumExp):
+            error.append(loss + transformed(form, target_score) - log_z)
         present = ~candidates.empty()
         scored.append(float(present.sum(1).double().mean()) + 1)
         ids = candidates.ids()
@@ -111,9 +115,8 @@ def diagnose(
         place = torch.searchsorted(classes, ids).clamp_(max=len(classes) - 1)
         approximate = torch.zeros(len(ids), len(classes), dtype=gamma_slots.dtype, device=ids.device)
         approximate.scatter_add_(1, place, gamma_slots).scatter_add_(1, at_target, gamma_target.unsqueeze(1))
-        with torch.no_grad():
-            exact = -(head.scores(batch.hidden, classes) - log_z.unsqueeze(1)).exp()
-            exact.scatter_add_(1, at_target, torch.ones_like(at_target, dtype=exact.dtype))
+        exact = -(head.scores(batch.hidden, classes) - log_z.unsqueeze(1)).exp()
+        exact.scatter_add_(1, at_target, torch.ones_like(at_target, dtype=exact.dtype))
         squared.append((squares + ((approximate - exact) ** 2 - exact**2).sum(1)).clamp(min=0))
         here, there = (head.class_gradient(batch.hidden, classes, gamma) for gamma in (approximate, exact))
         signs.append(float((here.sign() == there.sign()).double().mean()))
@@ -130,8 +133,7 @@ def diagnose(
 
 def _gamma(head: DiagnosedHead, batch: Examples, candidates: Candidates) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return losses [B], target scores [B], and γ̃ = -∂loss/∂score of targets [B] and slots [B, ΣK]."""
-    with torch.no_grad():
-        target_score, scores = head.candidate_scores(batch.hidden, batch.target, candidates)
+    target_score, scores = head.candidate_scores(batch.hidden, batch.target, candidates)
     with torch.enable_grad():
         leaves = target_score.requires_grad_(), scores.requires_grad_()
         loss = head.objective(*leaves, candidates)

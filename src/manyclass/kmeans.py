@@ -9,6 +9,8 @@ import math
 import torch
 from torch import Tensor
 
+from manyclass._context import isolated
+
 ROWS_PER_CENTROID = 64  # in the sample that centroids are fitted to
 FIRST_ITERATIONS, LATER_ITERATIONS = 8, 2
 MAX_SCORES = 1 << 25  # held in memory at once
@@ -16,7 +18,7 @@ MAX_COMPARED_CENTROIDS = 2048  # beyond, a row is compared with those of the nea
 NEAREST_GROUPS = 4
 
 
-@torch.no_grad()
+@isolated()
 def fit_centroids(vectors: Tensor, number: int, start: Tensor | None = None) -> Tensor:
     """Return centroids float32 [J, D] of a sample of vectors [N, D], sorted along their direction of largest variance.
 
@@ -41,6 +43,7 @@ def fit_centroids(vectors: Tensor, number: int, start: Tensor | None = None) -> 
     return centroids[(centred @ direction).argsort()].contiguous()
 
 
+@isolated()
 def nearest_centroids(rows: Tensor, centroids: Tensor) -> Tensor:
     """Return the nearest centroid of each row, in chunks that fit into memory.
 

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from manyclass import ClassCounts, HierarchicalHead
+from manyclass._check import check_values
 from manyclass.heads._huffman import canonical, code_lengths
 
 
@@ -109,3 +110,49 @@ def test_the_tree_is_part_of_the_state():
     other.load_state_dict(head.state_dict())
     hidden, ids = torch.randn(2, 3), torch.arange(50)
     torch.testing.assert_close(other.log_prob(hidden, ids), head.log_prob(hidden, ids))
+
+
+DAMAGES = {
+    "a negative length": lambda length: length.index_fill(0, torch.tensor([3]), -1),
+    "a huge length": lambda length: length.index_fill(0, torch.tensor([3]), 1 << 40),
+    "lengths of no tree": lambda length: length.index_fill(0, torch.tensor([3]), 2),
+    "too few": lambda length: length[:-1],
+    "fractions": lambda length: length.float(),
+    "no tensor": lambda length: length.tolist(),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+@pytest.mark.parametrize("checked", [None, False], ids=["checks on", "checks off"])
+def test_a_state_that_is_no_tree_is_refused(name, checked):
+    head = HierarchicalHead(4, 50, counts=torch.arange(1, 51))
+    state = head.state_dict()
+    state["lengths"] = DAMAGES[name](state["lengths"])
+    before = head.log_prob(torch.ones(1, 4), torch.arange(50))
+    check_values(checked)
+    try:
+        with pytest.raises(RuntimeError, match="`lengths`"):
+            head.load_state_dict(state)
+    finally:
+        check_values(None)
+    assert torch.equal(head.log_prob(torch.ones(1, 4), torch.arange(50)), before)
+
+
+def test_a_state_brings_its_tree():
+    head, other = HierarchicalHead(4, 50, counts=torch.arange(1, 51)), HierarchicalHead(4, 50)
+    assert other.load_state_dict(head.state_dict()) == ([], [])
+    assert torch.equal(
+        other.log_prob(torch.ones(1, 4), torch.arange(50)), head.log_prob(torch.ones(1, 4), torch.arange(50))
+    )
+    state = head.state_dict()
+    del state["lengths"]
+    assert other.load_state_dict(state, strict=False).missing_keys == ["lengths"]
+    assert not list(head.buffers())
+
+
+def test_a_head_made_on_meta_takes_a_state():
+    head = HierarchicalHead(4, 50, counts=torch.arange(1, 51))
+    with torch.device("meta"):
+        empty = HierarchicalHead(4, 50)
+    empty.load_state_dict(head.state_dict(), assign=True)
+    assert torch.equal(empty.topk(torch.ones(1, 4), 5).ids, head.topk(torch.ones(1, 4), 5).ids)

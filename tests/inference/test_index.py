@@ -7,8 +7,8 @@ import sys
 import pytest
 import torch
 
-from manyclass import ClassHead
-from manyclass.inference import Index, IndexState, _lists
+from manyclass import ClassHead, HierarchicalHead, ScorerHead
+from manyclass.inference import Index, IndexState, _lists, estimate_log_z, top
 from manyclass.samplers import Exhaustive
 from tests.inference.model import C, D, trained
 
@@ -313,3 +313,23 @@ def test_threads_can_share_an_index(built):
     expected = [search(query) for query in queries]
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
         assert list(pool.map(search, queries * 10)) == expected * 10
+
+
+HEADS_WITHOUT_VECTORS = {
+    "ScorerHead": lambda: ScorerHead(lambda hidden, ids: hidden @ torch.ones(*ids.shape, D).mT, Exhaustive(C)),
+    "HierarchicalHead": lambda: HierarchicalHead(D, C),
+}
+
+
+@pytest.mark.parametrize("name", HEADS_WITHOUT_VECTORS)
+def test_a_head_without_class_vectors_is_refused(name, built):
+    head, hidden = HEADS_WITHOUT_VECTORS[name](), built[1]
+    calls = (
+        lambda: Index.build(head, hidden),
+        lambda: Index.from_state(built[2].state(), head),
+        lambda: top(head, hidden, 3),
+        lambda: estimate_log_z(head, hidden),
+    )
+    for call in calls:
+        with pytest.raises(TypeError, match=f"`head` must be a ClassHead, which has class vectors, got a {name}: use"):
+            call()

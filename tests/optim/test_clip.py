@@ -6,8 +6,10 @@ import math
 import pytest
 import torch
 
+from manyclass import ClassHead
 from manyclass.optim import clip_grad_norm_
-from tests.optim.tables import parameters, same, set_gradients
+from manyclass.samplers import Systematic
+from tests.optim.tables import C, D, parameters, same, set_gradients
 
 IDS = torch.tensor([4, 1, 4, 4, 7])
 
@@ -58,3 +60,56 @@ def test_a_norm_that_is_not_finite_raises_only_if_asked():
     with pytest.raises(RuntimeError, match="non-finite"):
         clip_grad_norm_(params, 1.0, error_if_nonfinite=True)
     assert clip_grad_norm_(params, 1.0) == torch.inf
+
+
+class TestTorchsOwn:
+    """torch's own functions, which Lightning calls, clip the sparse gradients of a head."""
+
+    @staticmethod
+    def gradients():
+        torch.manual_seed(0)
+        head = ClassHead(D, C, sampler=Systematic(torch.ones(C), 8), sparse=True)
+        hidden = torch.nn.Linear(D, D)(torch.randn(6, D))
+        head(hidden, torch.tensor([1, 1, 1, 4, 5, 5])).backward()
+        dense = copy.deepcopy(head)
+        for mine, other in zip(head.parameters(), dense.parameters(), strict=True):
+            assert mine.grad.is_sparse
+            assert not mine.grad.is_coalesced()
+            other.grad = mine.grad.to_dense()
+        return head, dense
+
+    @staticmethod
+    def assert_equal(head, dense):
+        for mine, other in zip(head.parameters(), dense.parameters(), strict=True):
+            assert mine.grad.is_sparse
+            torch.testing.assert_close(mine.grad.to_dense(), other.grad)
+
+    @pytest.mark.parametrize("foreach", [None, True, False])
+    @pytest.mark.parametrize("norm_type", [2.0, 1.0, math.inf])
+    def test_norm(self, norm_type, foreach):
+        head, dense = self.gradients()
+        norms = [
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1, norm_type, foreach=foreach)
+            for model in (head, dense)
+        ]
+        torch.testing.assert_close(*norms)
+        assert norms[0] > 0.1
+        self.assert_equal(head, dense)
+
+    @pytest.mark.parametrize("foreach", [None, True, False])
+    def test_value(self, foreach):
+        head, dense = self.gradients()
+        for model in (head, dense):
+            torch.nn.utils.clip_grad_value_(model.parameters(), 0.05, foreach=foreach)
+        self.assert_equal(head, dense)
+        assert dense.weight.grad.abs().max() == 0.05
+
+    def test_a_gradient_without_rows_has_norm_0(self):
+        weight, _ = params = parameters()
+        set_gradients(params, torch.tensor([], dtype=torch.int64), 0)
+        assert torch.nn.utils.clip_grad_norm_(weight, 1.0, math.inf) == 0
+
+    def test_a_range_without_0_is_refused(self):
+        head, _ = self.gradients()
+        with pytest.raises(NotImplementedError, match="range that holds 0, got min 1"):
+            head.weight.grad.clamp_(min=1)

@@ -8,9 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from manyclass import _check
+
 # Codes are int64. A Huffman code is at most log_φ(total / least) + 1 bits long, 61 for this ratio.
 MIN_WEIGHT_RATIO = 2.0**-41
-MAX_LENGTH = 61
+MAX_LENGTH = 62
 
 
 @dataclass(frozen=True)
@@ -35,16 +37,6 @@ class Code:
     first: tuple[int, ...]
     before: tuple[int, ...]
     inner: tuple[int, ...]
-
-
-def is_code(lengths: Tensor) -> bool:
-    """Return True if lengths, not negative, are those of the codes of a binary tree without unused nodes."""
-    deepest = int(lengths.max())
-    if deepest > MAX_LENGTH:
-        return False
-    # Kraft's equality, in integers: a leaf at depth l covers 2^(L - l) of the 2^L places at the deepest level.
-    leaves: list[int] = torch.bincount(lengths).tolist()
-    return sum(n << (deepest - depth) for depth, n in enumerate(leaves)) == 1 << deepest
 
 
 def code_lengths(weights: Tensor) -> Tensor:
@@ -73,6 +65,21 @@ def code_lengths(weights: Tensor) -> Tensor:
         made -= len(pair)
         depth[pair] = depth[made : made + len(pair)].unsqueeze(1) + 1
     return depth[:n]
+
+
+def check_lengths(name: str, length: object, num_classes: int) -> Tensor:
+    """Return lengths of a code of C classes; raise a TypeError or ValueError unless they fill a binary tree."""
+    length = _check.tensor(name, length).cpu()
+    if length.dtype != torch.int64:
+        raise TypeError(f"`{name}` must hold int64 numbers, got {length.dtype}")
+    _check.shape(name, length, (num_classes,))
+    # With the extremes given, the values are checked even if `check_values` turns checks off.
+    _check.ids(name, length, MAX_LENGTH + 1, ends=_check.extremes(length))
+    leaves = torch.bincount(length).tolist()
+    # The sum of 2^-length is 1 for a full tree; in integers it is exact.
+    if sum(number << (MAX_LENGTH - depth) for depth, number in enumerate(leaves)) != 1 << MAX_LENGTH:
+        raise ValueError(f"`{name}` must be the depths of the leaves of a full binary tree, got others")
+    return length
 
 
 def canonical(length: Tensor) -> Code:

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from manyclass import _sparse_gradients  # noqa: F401
 from manyclass._handle import Handle, owner_of
 
 
@@ -25,19 +26,48 @@ class RowLookup:
     def __init__(self, owner: nn.Module, name: str, *, sparse: bool) -> None:
         self.sparse = sparse
         self.name = name
-        # The owner, not the parameter: `load_state_dict(assign=True)` and others replace the parameter.
+        # The owner, not the parameter: `load_state_dict(assign=True)`, `to_empty` and `fully_shard` replace that.
         self._handle = Handle(owner)
         # The backward operator runs because autograd needs its result: the gradient of this scalar, which is 0.
         self._anchor = torch.zeros((), requires_grad=True, device="cpu")
 
     def __call__(self, parameter: nn.Parameter, ids: Tensor) -> Tensor:
         """Return rows [*ids.shape, ...] of the parameter, which must be the one that the owner has now."""
+        table = gathered(parameter)
+        if table is not parameter:
+            # The gradient of a table that was sharded is divided among the processes again, so it must be dense.
+            return F.embedding(ids, table) if table.dim() == 2 else table[ids]
         if self.sparse and torch.compiler.is_compiling() and parameter.requires_grad and torch.is_grad_enabled():
             rows: Tensor = gather_rows(parameter.detach(), ids, self._anchor, self._handle.number, self.name)
             return rows
         if parameter.dim() == 2:
             return F.embedding(ids, parameter, sparse=self.sparse)
         return torch.gather(parameter, 0, ids.reshape(-1), sparse_grad=self.sparse).reshape(ids.shape)
+
+
+def fill_(table: Tensor, values: Tensor) -> None:
+    """Copy values into a table, which may be sharded."""
+    if hasattr(table, "full_tensor"):
+        from torch.distributed.tensor import DTensor, distribute_tensor
+
+        assert isinstance(table, DTensor)
+        values = distribute_tensor(values.to(table.device), table.device_mesh, table.placements)
+    with torch.no_grad():
+        table.copy_(values)
+
+
+def gathered(table: Tensor) -> Tensor:
+    """Return a whole table: `fully_shard` leaves a DTensor, of which each process holds a part, outside `forward`.
+
+    The gradient is averaged over the processes, as `fully_shard` does.
+    """
+    if not hasattr(table, "full_tensor"):
+        return table
+    # Imported here: without sharded tables nothing needs it, and it takes a while.
+    from torch.distributed.tensor import DTensor, Partial
+
+    assert isinstance(table, DTensor)
+    return table.full_tensor(grad_placements=[Partial("avg")] * table.device_mesh.ndim)
 
 
 def replace_target_rows(ids: Tensor, target: Tensor) -> Callable[[Tensor, Tensor], Tensor]:

@@ -40,7 +40,9 @@ class ChunkedHead(Protocol):
 
 
 def _chunks(head: ChunkedHead, batch: int, exclude: Tensor | None) -> Iterator[tuple[int, Callable[[Tensor], Tensor]]]:
-    for start, score in head.score_chunks(max(1, MAX_SCORES // max(batch, MIN_EXAMPLES))):
+    # The chunks of a traced graph must not depend on the batch size, which would then be a constant of the graph.
+    batch = MAX_EXAMPLES if torch.compiler.is_compiling() else max(batch, MIN_EXAMPLES)
+    for start, score in head.score_chunks(max(1, MAX_SCORES // batch)):
 
         def masked(hidden: Tensor, start: int = start, score: Callable[[Tensor], Tensor] = score) -> Tensor:
             scores = at_least_float32(score(hidden))
@@ -54,7 +56,7 @@ def mask_columns(scores: Tensor, columns: Tensor) -> Tensor:
     n = scores.shape[1]
     # Columns outside [0, n) mark an extra last column, which is cut off.
     columns = torch.where((columns >= 0) & (columns < n), columns, n)
-    hit = torch.zeros(len(scores), n + 1, dtype=torch.bool, device=scores.device).scatter_(1, columns, True)
+    hit = torch.zeros(scores.shape[0], n + 1, dtype=torch.bool, device=scores.device).scatter_(1, columns, True)
     return scores.masked_fill(hit[:, :n], -math.inf)
 
 
@@ -63,16 +65,17 @@ def exact_log_z(head: ChunkedHead, hidden: Tensor, exclude: Tensor | None = None
 
     Differentiable; the backward pass scores chunks again instead of keeping them.
     """
-    if len(hidden) > MAX_EXAMPLES and not torch.is_grad_enabled():
+    if not (torch.is_grad_enabled() or torch.compiler.is_compiling()) and len(hidden) > MAX_EXAMPLES:
         return torch.cat([exact_log_z(head, *rows, power=power) for rows in _row_chunks(hidden, exclude)])
     parts = []
-    for _, score in _chunks(head, len(hidden), exclude):
+    for _, score in _chunks(head, hidden.shape[0], exclude):
 
         def part(hidden: Tensor, score: Callable[[Tensor], Tensor] = score) -> Tensor:
             scores = score(hidden)
             return (scores if power == 1 else power * scores).logsumexp(1)
 
-        if torch.is_grad_enabled():
+        # torch.export cannot trace a checkpoint, and an exported graph is not trained.
+        if torch.is_grad_enabled() and not torch.compiler.is_exporting():
             parts.append(checkpoint(part, hidden, use_reentrant=False, preserve_rng_state=False))
         else:
             parts.append(part(hidden))
@@ -88,8 +91,8 @@ def exact_topk(head: ChunkedHead, hidden: Tensor, k: int, exclude: Tensor | None
     """
     _check.integer("k", k, 1, head.num_classes)
     if exclude is not None:
-        if exclude.dim() != 2 or len(exclude) != len(hidden):
-            raise ValueError(f"`exclude` must have shape [{len(hidden)}, E], got {list(exclude.shape)}")
+        if exclude.dim() != 2 or exclude.shape[0] != hidden.shape[0]:
+            raise ValueError(f"`exclude` must have shape [{hidden.shape[0]}, E], got {list(exclude.shape)}")
         _check.device("exclude", exclude, hidden.device)
     found = [_topk(head, rows, k, others) for rows, others in _row_chunks(hidden, exclude)]
     log_prob, ids = zip(*found, strict=True)
@@ -97,15 +100,18 @@ def exact_topk(head: ChunkedHead, hidden: Tensor, k: int, exclude: Tensor | None
 
 
 def _row_chunks(hidden: Tensor, exclude: Tensor | None) -> Iterator[tuple[Tensor, Tensor | None]]:
+    if torch.compiler.is_compiling():
+        return iter([(hidden, exclude)])
     rows = hidden.split(MAX_EXAMPLES)
     return zip(rows, [None] * len(rows) if exclude is None else exclude.split(MAX_EXAMPLES), strict=True)
 
 
 def _topk(head: ChunkedHead, hidden: Tensor, k: int, exclude: Tensor | None) -> TopK:
-    best = hidden.new_empty(len(hidden), 0, dtype=torch.float32)
-    ids = torch.empty(len(hidden), 0, dtype=torch.int64, device=hidden.device)
+    # `shape[0]`, not `len`: the length is an int, which would be a constant of a traced graph.
+    best = hidden.new_empty(hidden.shape[0], 0, dtype=torch.float32)
+    ids = torch.empty(hidden.shape[0], 0, dtype=torch.int64, device=hidden.device)
     parts = []
-    for start, score in _chunks(head, len(hidden), None):
+    for start, score in _chunks(head, hidden.shape[0], None):
         scores = score(hidden)
         parts.append(scores.logsumexp(1))
         if exclude is not None:

@@ -9,11 +9,11 @@ from torch import Tensor, nn
 
 from manyclass import _check
 from manyclass._context import isolated
-from manyclass._plain_state import load_state, move_state, save_state, saved_vector
+from manyclass._plain_state import load_state, move_state, save_state
 from manyclass.counts import ClassCounts
 from manyclass.defaults import IGNORE_INDEX
-from manyclass.heads._huffman import canonical, code_lengths, is_code
-from manyclass.heads._rows import RowLookup
+from manyclass.heads._huffman import canonical, check_lengths, code_lengths
+from manyclass.heads._rows import RowLookup, gathered
 from manyclass.heads.exact import TopK
 from manyclass.heads.examples import flatten_examples
 from manyclass.kernels import at_least_float32
@@ -56,17 +56,21 @@ class HierarchicalHead(nn.Module):
         self.dim = _check.integer("dim", dim, 1)
         self.num_classes = _check.integer("num_classes", num_classes, 2)
         counts = None if counts is None else ClassCounts.of(counts, num_classes)
-        weights = torch.ones(num_classes, device="cpu") if counts is None else counts.weights()
+        self.weight = nn.Parameter(torch.empty(num_classes - 1, dim, device=device, dtype=dtype))
+        self.bias = nn.Parameter(torch.empty(num_classes - 1, device=device, dtype=dtype))
+        self.reset_parameters()
         with isolated():
-            self._use(code_lengths(weights))
-        bound = 1 / math.sqrt(dim)
-        nodes = torch.empty(num_classes - 1, dim, device=device, dtype=dtype).uniform_(-bound, bound)
-        self.weight = nn.Parameter(nodes)
-        self.bias = nn.Parameter(torch.zeros(num_classes - 1, device=device, dtype=dtype))
-        self._rows = RowLookup(self, "weight", sparse=sparse)
-        self._biases = RowLookup(self, "bias", sparse=sparse)
+            self._use(code_lengths(torch.ones(num_classes) if counts is None else counts.weights()))
         if not self.weight.is_meta:
             self.move(self.weight.device)
+        self._rows = RowLookup(self, "weight", sparse=sparse)
+        self._biases = RowLookup(self, "bias", sparse=sparse)
+
+    def reset_parameters(self) -> None:
+        """Initialise weight and bias as in a new head, for example after `to_empty`."""
+        bound = 1 / math.sqrt(self.dim)
+        nn.init.uniform_(self.weight, -bound, bound)
+        nn.init.zeros_(self.bias)
 
     def _use(self, lengths: Tensor) -> None:
         """Derive the code and its tables from the lengths of all codes, int64 [C]."""
@@ -84,10 +88,8 @@ class HierarchicalHead(nn.Module):
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Rebuild the tree from saved lengths; raise ValueError unless they are those of a tree of C classes."""
-        lengths = saved_vector("lengths", state["lengths"], torch.int64, self.num_classes)
-        if not is_code(lengths):
-            raise ValueError(f"`lengths` must be those of a binary tree of {self.num_classes} classes, got others")
-        self._use(lengths)
+        with isolated():
+            self._use(check_lengths("lengths", state["lengths"], self.num_classes).to(self.device))
 
     def forward(
         self,
@@ -139,7 +141,7 @@ class HierarchicalHead(nn.Module):
         self._check_hidden(hidden)
         _check.integer("k", k, 1, self.num_classes)
         code = self._code
-        scores = at_least_float32(F.linear(hidden, self.weight, self.bias))
+        scores = at_least_float32(F.linear(hidden, gathered(self.weight), gathered(self.bias)))
         level = scores.new_zeros(*hidden.shape[:-1], 1)
         by_rank = []
         for depth, start in enumerate(code.inner[:-1]):

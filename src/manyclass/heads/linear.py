@@ -1,5 +1,6 @@
 """A head with a table of class vectors, in place of nn.Linear and nn.CrossEntropyLoss."""
 
+import copy
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -15,7 +16,7 @@ from manyclass.counts import ClassCounts
 from manyclass.forms import Similarity
 from manyclass.heads._default import choose_sampler, known_frequency
 from manyclass.heads._resize import resize_rows, resize_state
-from manyclass.heads._rows import RowLookup, replace_target_rows
+from manyclass.heads._rows import RowLookup, fill_, gathered, replace_target_rows
 from manyclass.heads.exact import TopK, exact_log_z, exact_topk
 from manyclass.heads.examples import Examples
 from manyclass.heads.sampled import approximate_log_likelihood, exact_loss, log_prob, sampled_loss
@@ -95,24 +96,25 @@ class ClassHead(nn.Module):
         self.scale = _check.number("scale", scale, low=0, strict=True)
         self.update = update
         self.sparse = sparse
+        self._shares_weight = weight is not None
         if weight is None:
             weight = nn.Parameter(_initial_rows(num_classes, dim, device=device, dtype=dtype))
         else:
             _check.shape("weight", weight, (num_classes, dim))
         self.weight = weight
         counts = None if counts is None else ClassCounts.of(counts, num_classes)
-        sampler = choose_sampler(sampler, num_classes, counts, k=k, rmse_log_z=rmse_log_z)
+        # In tuples: as attributes these modules would be registered as submodules.
+        self._counts = () if counts is None else (counts,)
+        self._tied: tuple[nn.Embedding, ...] = ()
         self.register_parameter("bias", None)
+        sampler = choose_sampler(sampler, num_classes, counts, k=k, rmse_log_z=rmse_log_z)
         if bias:
-            frequency = known_frequency(sampler) if counts is None else counts.frequency()
-            start = torch.zeros(num_classes, device="cpu") if frequency is None else frequency.log()
-            self.bias = nn.Parameter(start.to(weight))
+            self.bias = nn.Parameter(self._initial_bias(sampler).to(weight))
         self.handle = Handle(self)
         self.use(sampler)
         self.objective = Likelihood() if objective is None else objective
         self._rows = RowLookup(self, "weight", sparse=sparse)
         self._biases = None if self.bias is None else RowLookup(self, "bias", sparse=sparse)
-        self._tied: tuple[nn.Embedding, ...] = ()
 
     @classmethod
     def tied(cls, embedding: nn.Embedding, **options: Any) -> "ClassHead":
@@ -139,9 +141,24 @@ class ClassHead(nn.Module):
             raise ValueError(f"`embedding` must not rescale its rows, got max_norm={embedding.max_norm}")
         rows, dim = embedding.num_embeddings, embedding.embedding_dim
         head = cls(dim, rows, weight=embedding.weight, sparse=embedding.sparse, **options)
-        # In a tuple: as an attribute the embedding would be registered as a submodule.
         head._tied = (embedding,)
         return head
+
+    def reset_parameters(self) -> None:
+        """Initialise weight and bias as in a new head, for example after `to_empty`.
+
+        A weight that was given to the head is left to its owner.
+        """
+        if not self._shares_weight:
+            bound = _initial_bound(self.dim)
+            nn.init.uniform_(self.weight, -bound, bound)
+        if self.bias is not None:
+            fill_(self.bias, self._initial_bias(self.sampler).to(self.bias.dtype))
+
+    def _initial_bias(self, sampler: Sampler) -> Tensor:
+        """Return the log frequencies [C] of the counts, or of the sampler's; 0 if there are none."""
+        frequency = self._counts[0].frequency() if self._counts else known_frequency(sampler)
+        return torch.zeros(self.num_classes, device="cpu") if frequency is None else frequency.log()
 
     @property
     def num_classes(self) -> int:
@@ -156,7 +173,11 @@ class ClassHead(nn.Module):
     @property
     def tables(self) -> dict[str, Tensor | None]:
         """The class parameters by name."""
-        return {"weight": self.weight, "bias": self.bias}
+        return dict(zip(("weight", "bias"), self.whole_tables(), strict=True))
+
+    def whole_tables(self) -> tuple[Tensor, Tensor | None]:
+        """Return weight and bias, gathered from all processes if `fully_shard` has divided them."""
+        return gathered(self.weight), None if self.bias is None else gathered(self.bias)
 
     def scores(self, hidden: Tensor, ids: Tensor) -> Tensor:
         """Return scores [..., K] of hidden [..., D] for ids [..., K], or for ids [K] that all examples share."""
@@ -213,9 +234,11 @@ class ClassHead(nn.Module):
             optimizer: an optimiser of the head's parameters, whose state is resized.
 
         Raises:
-            ValueError: the sampler cannot be resized, or `sampler` has another number of classes.
+            ValueError: the sampler cannot be resized, `sampler` has another number of classes, or the head is sharded.
         """
         _check.integer("num_classes", num_classes, 1)
+        if gathered(self.weight) is not self.weight:
+            raise ValueError("`weight` must be whole to be resized, got one that is sharded: resize before fully_shard")
         # The sampler first: if it cannot be resized, nothing has changed yet.
         if sampler is None:
             self.sampler.resize(num_classes)
@@ -226,6 +249,12 @@ class ClassHead(nn.Module):
         resize_rows(self.weight, _initial_rows(added, self.dim), num_classes)
         if self.bias is not None:
             resize_rows(self.bias, self.bias.data.min().expand(added), num_classes)
+        for counts in self._counts:
+            # Those of the sampler are resized already.
+            if counts.num_classes != num_classes:
+                counts = copy.deepcopy(counts)
+                counts.resize(num_classes)
+                self._counts = (counts,)
         for embedding in self._tied:
             embedding.num_embeddings = num_classes
         # Attached again, now that there are as many class vectors as classes.
@@ -260,8 +289,8 @@ class ClassHead(nn.Module):
 
     def target_scores(self, hidden: Tensor, target: Tensor) -> Tensor:
         """Return the scores [B] of one class for each example, with dense gradients."""
-        rows, bias = F.embedding(target, self.weight), None if self.bias is None else self.bias[target]
-        return self._pair(hidden, rows, bias)
+        weight, bias = self.whole_tables()
+        return self._pair(hidden, F.embedding(target, weight), None if bias is None else bias[target])
 
     def candidate_scores(self, hidden: Tensor, target: Tensor, candidates: Candidates) -> tuple[Tensor, Tensor]:
         """Return scores of the targets [B] and of the candidates [B, ΣK], -inf where excluded."""
@@ -291,21 +320,23 @@ class ClassHead(nn.Module):
 
     def score_chunks(self, size: int) -> Iterator[tuple[int, Callable[[Tensor], Tensor]]]:
         """Yield for each run of `size` classes its first id and a function from hidden [B, D] to scores [B, size]."""
+        weight, bias = self.whole_tables()
         # Split, not sliced: the gradient of each slice would be a whole table.
-        rows = self.weight.split(size)
-        biases = (None,) * len(rows) if self.bias is None else self.bias.split(size)
-        for i, (part, bias) in enumerate(zip(rows, biases, strict=True)):
+        rows = weight.split(size)
+        biases = (None,) * len(rows) if bias is None else bias.split(size)
+        for i, (part, part_bias) in enumerate(zip(rows, biases, strict=True)):
 
-            def score(hidden: Tensor, part: Tensor = part, bias: Tensor | None = bias) -> Tensor:
+            def score(hidden: Tensor, part: Tensor = part, bias: Tensor | None = part_bias) -> Tensor:
                 return F.linear(self._directions(hidden), self._directions(part, scaled=False), bias)
 
             yield i * size, score
 
     def class_gradient(self, hidden: Tensor, ids: Tensor, gamma: Tensor) -> Tensor:
         """Return Σ_b γ[b, u] ∂s(u)/∂w_u for ids [U] and γ [B, U]: [U, D], or [U, D + 1] with biases."""
-        rows = self.weight.detach()[ids].requires_grad_()
-        scores = self._directions(hidden) @ self._directions(rows, scaled=False).T
-        (gradient,) = torch.autograd.grad((scores * gamma).sum(), rows)
+        rows = gathered(self.weight).detach()[ids].requires_grad_()
+        with torch.enable_grad():
+            scores = self._directions(hidden) @ self._directions(rows, scaled=False).T
+            (gradient,) = torch.autograd.grad((scores * gamma).sum(), rows)
         return gradient if self.bias is None else torch.cat([gradient, gamma.sum(0).unsqueeze(1)], 1)
 
     def _lookup(self, ids: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -351,9 +382,13 @@ class ClassHead(nn.Module):
         )
 
 
+def _initial_bound(dim: int) -> float:
+    return 1 / math.sqrt(dim)
+
+
 def _initial_rows(
     rows: int, dim: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
 ) -> Tensor:
     """Return rows initialised as nn.Linear does."""
-    bound = 1 / math.sqrt(dim)
+    bound = _initial_bound(dim)
     return torch.empty(rows, dim, device=device, dtype=dtype).uniform_(-bound, bound)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from manyclass import _check
-from manyclass._context import is_functional
+from manyclass._context import is_checkpointed, is_functional, is_in_backward
 from manyclass.candidates import Candidates
 from manyclass.defaults import IGNORE_INDEX
 from manyclass.forms import LogSumExp, transformed
@@ -69,7 +69,7 @@ def sampled_loss(
         log_z: [...], the log normaliser of each example, for an objective that has one (NoiseContrastive).
         ignore_index: the target of examples that are left out of the loss.
         reduction: "mean", "sum" or "none".
-        generator: for the draw; None: torch's global generator.
+        generator: for the draw; None: torch's global generator, which torch.utils.checkpoint needs.
 
     Raises:
         TypeError, ValueError: an argument has the wrong type, shape, dtype, device or value; the message names it.
@@ -149,12 +149,24 @@ def _losses(head: SampledHead, examples: Examples, generator: torch.Generator | 
     objective, sampler = head.objective, head.sampler
     if examples.log_z is not None and not objective.normalised:
         raise ValueError(f"`log_z` must be None for {objective!r}, which has no z, got a tensor")
-    # In a transform of torch.func the step is not one of training.
-    trains = head.training and torch.is_grad_enabled() and not is_functional()
-    if trains:
+    # A checkpoint calls the head twice a step. The sampler must learn once, and draw the same candidates again.
+    eager = torch.is_grad_enabled() and not torch.compiler.is_compiling()
+    recomputed, checkpointed = eager and is_in_backward(), eager and is_checkpointed()
+    if generator is not None and (recomputed or checkpointed):
+        raise ValueError(
+            "`generator` must be None inside torch.utils.checkpoint, which restores only torch's global RNG state for "
+            "the recomputation, got a generator: seed with torch.manual_seed instead"
+        )
+    # A transform of torch.func is not a step of training.
+    trains = head.training and torch.is_grad_enabled() and not is_functional() and not (recomputed and checkpointed)
+    if trains and not recomputed:
         advance(head)
     candidates = draw_candidates(head, examples, objective, generator)
     loss, slot_weights = _fused(head, examples, candidates) or _eager(head, examples, candidates)
+    if trains and recomputed:
+        # With `use_reentrant=True` the forward pass has no gradients, so the sampler learns in the recomputation, and
+        # advances after the draw, which must equal that of the forward pass.
+        advance(head)
     if trains and sampler.learns and isinstance(objective.form, LogSumExp) and objective.form.kappa:
         observe(head, examples, candidates, lambda: _root_mean_square(slot_weights(), candidates))
     return loss

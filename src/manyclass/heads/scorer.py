@@ -108,15 +108,29 @@ class ScorerHead(nn.Module):
     def class_gradient(self, hidden: Tensor, ids: Tensor, gamma: Tensor) -> Tensor:
         """Return Σ_b γ[b, u] ∂s(u)/∂θ over all ids [U], one row: the scorer's parameters θ are shared by all classes.
 
-        Raises:
-            TypeError: the scorer is not a Module.
+        There are no columns if the scores do not depend on any parameter.
         """
-        if not isinstance(self.scorer, nn.Module):
-            raise TypeError(f"`scorer` must be a Module to have its gradient taken, got {type(self.scorer).__name__}")
-        parameters = [parameter for parameter in self.scorer.parameters() if parameter.requires_grad]
-        gradients = torch.autograd.grad((self.scores(hidden, ids) * gamma).sum(), parameters, allow_unused=True)
-        return torch.cat([g.to_dense().reshape(1, -1) for g in gradients if g is not None], 1)
+        with torch.enable_grad():
+            total = (self.scores(hidden, ids) * gamma).sum()
+        parameters = _leaves(total)
+        gradients = torch.autograd.grad(total, parameters) if parameters else ()
+        return torch.cat([gamma.new_empty(1, 0), *(g.to_dense().reshape(1, -1) for g in gradients)], 1)
 
     def _own(self, hidden: Tensor, ids: Tensor) -> Tensor:
         """Return scores [B, K] for ids [B, K], separate ones for each example."""
         return at_least_float32(self.scorer(hidden.unsqueeze(1), ids).squeeze(1))
+
+
+def _leaves(value: Tensor) -> list[Tensor]:
+    """Return the parameters that a value depends on, in the order of its graph: a function does not list them."""
+    found: list[Tensor] = []
+    seen, nodes = set(), [value.grad_fn]
+    while nodes:
+        node = nodes.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if hasattr(node, "variable"):
+            found.append(node.variable)
+        nodes.extend(parent for parent, _ in node.next_functions)
+    return found

@@ -2,6 +2,7 @@
 
 import hashlib
 import math
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -15,12 +16,26 @@ MAX_GATHERED_NUMBERS = 1 << 24  # of class vectors gathered at once
 MAX_ROWS = 1 << 10  # examples at once
 
 
+def check_head(head: object) -> None:
+    """Raise a TypeError unless the head has a table of class vectors, whose inner products with queries are scores."""
+    # Not by class: a compiled head has these attributes too.
+    if not all(hasattr(head, name) for name in ("weight", "bias", "dim", "similarity")):
+        raise TypeError(
+            f"`head` must be a ClassHead, which has class vectors, got a {type(head).__name__}: "
+            "use the `topk` of other heads"
+        )
+
+
 def flatten_hidden(head: ClassHead, hidden: Tensor) -> Tensor:
-    """Check hidden [..., D], and return it as [B, D]."""
+    """Check hidden [..., D], and return it as [B, D], in the dtype of the head if autocast is on."""
+    check_head(head)
     _check.tensor("hidden", hidden)
     if hidden.dim() == 0 or hidden.shape[-1] != head.dim:
         raise ValueError(f"`hidden` must have shape [..., {head.dim}], got {list(hidden.shape)}")
     _check.device("hidden", hidden, head.weight.device)
+    # Autocast accepts vectors of any dtype. An index and its estimates are computed without autocast.
+    if torch.is_autocast_enabled(hidden.device.type):
+        hidden = hidden.to(head.weight.dtype)
     return hidden.reshape(-1, head.dim)
 
 
@@ -29,12 +44,20 @@ def rows_per_chunk(head: ClassHead, n: int) -> int:
     return max(1, min(MAX_ROWS, MAX_GATHERED_NUMBERS // (n * head.dim)))
 
 
-def class_vectors(head: ClassHead, ids: Tensor) -> Tensor:
-    """Return float32 vectors [N, D], with biases [N, D + 1], whose inner products with queries are scores."""
-    rows = head.weight.detach()[ids].float()
-    if head.similarity == "cosine":
-        rows = F.normalize(rows, dim=1)
-    return rows if head.bias is None else torch.cat([rows, head.bias.detach()[ids].float().unsqueeze(1)], 1)
+def class_vectors(head: ClassHead) -> Callable[[Tensor], Tensor]:
+    """Return a function from ids [N] to float32 vectors [N, D], with biases [N, D + 1].
+
+    The inner products of these vectors with queries are scores.
+    """
+    weight, bias = head.whole_tables()
+
+    def vectors(ids: Tensor) -> Tensor:
+        rows = weight.detach()[ids].float()
+        if head.similarity == "cosine":
+            rows = F.normalize(rows, dim=1)
+        return rows if bias is None else torch.cat([rows, bias.detach()[ids].float().unsqueeze(1)], 1)
+
+    return vectors
 
 
 def query_vectors(head: ClassHead, hidden: Tensor) -> Tensor:
@@ -76,7 +99,7 @@ def select_best(scores: Tensor, ids: Tensor, k: int, exclude: Tensor | None) -> 
 
 def check_finite(head: ClassHead, hidden: Tensor) -> None:
     """Raise a ValueError if a query, a class vector or a bias is infinite or NaN."""
-    for name, parameter in (("hidden", hidden), ("weight", head.weight), ("bias", head.bias)):
+    for name, parameter in zip(("hidden", "weight", "bias"), (hidden, *head.whole_tables()), strict=True):
         if parameter is None:
             continue
         value = parameter.detach()
@@ -88,7 +111,7 @@ def check_finite(head: ClassHead, hidden: Tensor) -> None:
 def weights_digest(head: ClassHead) -> str:
     """Return the SHA-256 of similarity, dtype, shape, class vectors and biases."""
     sha = hashlib.sha256(f"{head.similarity} {head.weight.dtype} {tuple(head.weight.shape)}".encode())
-    for parameter in (head.weight, head.bias):
+    for parameter in head.whole_tables():
         if parameter is not None:
             for part in parameter.detach().split(CHUNK_CLASSES):
                 sha.update(part.cpu().contiguous().view(torch.uint8).numpy())

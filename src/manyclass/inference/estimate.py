@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from manyclass import _check
+from manyclass._context import isolated
 from manyclass.heads import ClassHead
-from manyclass.inference._queries import flatten_hidden, rows_per_chunk
+from manyclass.inference._queries import check_head, flatten_hidden, rows_per_chunk
 from manyclass.kernels import at_least_float32
 from manyclass.samplers import Sampler
 
@@ -29,7 +30,6 @@ class LogZ:
     error: Tensor
 
 
-@torch.no_grad()
 def estimate_log_z(
     head: ClassHead,
     hidden: Tensor,
@@ -62,6 +62,7 @@ def estimate_log_z(
         generator: random generator of the draws.
 
     Raises:
+        TypeError: the head has no class vectors.
         ValueError: `draws` is below 4, or the sampler has another number of classes or a biased Z̃.
 
     Example:
@@ -74,6 +75,7 @@ def estimate_log_z(
         tensor([True, True])
     """
     _check.integer("draws", draws, 4)
+    check_head(head)
     sampler = head.sampler if sampler is None else sampler
     if sampler.num_classes != head.num_classes:
         raise ValueError(f"`sampler` must draw from {head.num_classes} classes, got {sampler.num_classes}")
@@ -93,7 +95,8 @@ def estimate_log_z(
     size = min(MAX_ROWS, rows_per_chunk(head, max(1, known.shape[1])))
     parts = []
     for part, others in zip(rows.split(size), known.split(size), strict=True):
-        parts.append(_estimate(head, part, others, sampler, draws, generator))
+        with isolated():
+            parts.append(_estimate(head, part, others, sampler, draws, generator))
     log_z, error = (torch.cat(x).reshape(hidden.shape[:-1]) for x in zip(*parts, strict=True))
     return LogZ(log_z, error)
 

@@ -9,11 +9,13 @@ import torch
 from torch import Tensor
 
 from manyclass import _check
+from manyclass._context import isolated
 from manyclass.heads import ClassHead
 from manyclass.inference._lists import QuantizedLists
 from manyclass.inference._queries import (
     check_exclude,
     check_finite,
+    check_head,
     class_vectors,
     flatten_hidden,
     max_excluded,
@@ -106,7 +108,6 @@ class Index:
         self._lists, self._digest = lists, digest
 
     @classmethod
-    @torch.no_grad()
     def build(
         cls, head: ClassHead, hidden: Tensor, *, k: int = 10, recall: float = 0.95, lists: int | None = None
     ) -> "Index":
@@ -125,6 +126,7 @@ class Index:
 
         Raises:
             ImportError: faiss is not installed.
+            TypeError: the head has no class vectors.
             ValueError: an argument is out of range, or a class vector, bias or query is not finite.
 
         Example:
@@ -134,6 +136,7 @@ class Index:
             >>> index.search(torch.randn(3, 16, generator=generator), 5).shape, index.report.recall > 0.8
             (torch.Size([3, 5]), True)
         """
+        check_head(head)
         _check.integer("k", k, 1, head.num_classes)
         if not 0 < _check.number("recall", recall) <= 1:
             raise ValueError(f"`recall` must lie in (0, 1], got {recall}")
@@ -143,9 +146,14 @@ class Index:
         if len(hidden) < 2:
             raise ValueError(f"`hidden` must hold at least 2 queries, got {len(hidden)}")
         hidden = hidden[:: -(-len(hidden) // MAX_RECALL_QUERIES)]
+        with isolated():
+            return cls._build(head, hidden, k=k, recall=float(recall), number=number)
+
+    @classmethod
+    def _build(cls, head: ClassHead, hidden: Tensor, *, k: int, recall: float, number: int) -> "Index":
         check_finite(head, hidden)
         start = time.perf_counter()
-        coded = QuantizedLists.build(lambda ids: class_vectors(head, ids), head.num_classes, number, head.weight.device)
+        coded = QuantizedLists.build(class_vectors(head), head.num_classes, number, head.weight.device)
         digest = weights_digest(head)
         built = time.perf_counter() - start
         start = time.perf_counter()
@@ -159,7 +167,7 @@ class Index:
             lists=number,
             probes=probes,
             k=k,
-            wanted=float(recall),
+            wanted=recall,
             recall=0.0,
             queries_per_s=0.0,
             exact_per_s=len(hidden) / exactly,
@@ -194,7 +202,6 @@ class Index:
             parts.append(select_best(*self.nearest(rows[here], n), k, None if others is None else others[here])[1])
         return torch.cat(parts).reshape(*hidden.shape[:-1], k)
 
-    @torch.no_grad()
     def nearest(self, hidden: Tensor, n: int, *, probe_factor: int = 1) -> tuple[Tensor, Tensor]:
         """Return scores and ids [B, n] of about the n best classes, best first, padded with -inf and -1.
 
@@ -203,13 +210,18 @@ class Index:
             n: number of classes, at most C of which are returned.
             probe_factor: multiple of the tuned number of lists to search.
         """
-        head, lists = self.head, self._lists
+        head = self.head
         if head.num_classes != self.num_classes:
             raise ValueError(
                 f"`index` must be of the head's {head.num_classes} classes, got one of {self.num_classes}: "
                 "build it again"
             )
-        n = min(n, self.num_classes)
+        hidden = flatten_hidden(head, hidden)
+        with isolated():
+            return self._nearest(hidden, min(n, self.num_classes), probe_factor)
+
+    def _nearest(self, hidden: Tensor, n: int, probe_factor: int) -> tuple[Tensor, Tensor]:
+        head, lists = self.head, self._lists
         # Quantised scores are not exact, so find a few more and let the head score them.
         more = min(n + max(8, n // 4), self.num_classes)
         query, probes = query_vectors(head, hidden), probe_factor * self.report.probes
@@ -225,7 +237,8 @@ class Index:
     def recall(self, hidden: Tensor, k: int = 10) -> float:
         """Measure the fraction of the exact k best classes of hidden [..., D] that the index finds."""
         rows = flatten_hidden(self.head, hidden)
-        return _recall(self.search(rows, k), self.head.topk(rows, k).ids)
+        with isolated():
+            return _recall(self.search(rows, k), self.head.topk(rows, k).ids)
 
     def state(self) -> IndexState:
         """Return the index as tensors and metadata."""
@@ -240,8 +253,10 @@ class Index:
 
         Raises:
             ImportError: faiss is not installed.
+            TypeError: the head has no class vectors.
             ValueError: the state belongs to other weights, has another format, or is not a valid index.
         """
+        check_head(head)
         about = state.about
         if about.get("format") != FORMAT_VERSION:
             raise ValueError(f"`state` must be an index of format {FORMAT_VERSION}, got {about.get('format')!r}")

@@ -6,8 +6,16 @@ import torch
 from torch import Tensor
 
 from manyclass import _check
+from manyclass._context import isolated
 from manyclass.heads import ClassHead
-from manyclass.inference._queries import check_exclude, flatten_hidden, max_excluded, rows_per_chunk, select_best
+from manyclass.inference._queries import (
+    check_exclude,
+    check_head,
+    flatten_hidden,
+    max_excluded,
+    rows_per_chunk,
+    select_best,
+)
 from manyclass.inference.estimate import estimate_log_z
 from manyclass.inference.index import Index
 from manyclass.samplers import Sampler
@@ -64,6 +72,7 @@ def top(
         generator: generator of the estimate, see `estimate_log_z`.
 
     Raises:
+        TypeError: the head has no class vectors.
         ValueError: `index` belongs to another head, or `probabilities` is "estimated" without an index.
 
     Example:
@@ -73,6 +82,7 @@ def top(
         (torch.Size([3, 5]), torch.Size([3, 5]), None)
     """
     _check.choice("probabilities", probabilities, PROBABILITIES)
+    check_head(head)
     _check.integer("k", k, 1, head.num_classes)
     rows, others = flatten_hidden(head, hidden), check_exclude(head, hidden, exclude)
     if index is None:
@@ -99,7 +109,9 @@ def top(
         if probabilities == "none":
             parts.append((ids,))
         elif probabilities == "exact":
-            parts.append((ids, best_scores - head.log_z(rows[here]).unsqueeze(1)))
+            # The scores of the index are computed without autocast, so log Z must be, too.
+            with isolated():
+                parts.append((ids, best_scores - head.log_z(rows[here]).unsqueeze(1)))
         else:
             estimate = estimate_log_z(
                 head, rows[here], explicit=found, sampler=sampler, draws=draws, generator=generator

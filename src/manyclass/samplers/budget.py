@@ -20,6 +20,7 @@ MEAN_OVER_PROBES = 8
 MAX_RELATIVE_ERROR = 4.0  # in multiples of the chosen error
 K_MULTIPLE = 8
 MIN_STEPS_BETWEEN_PROBES = 100
+NO_ERROR = -1.0
 
 
 class Budget(nn.Module):
@@ -76,6 +77,8 @@ class Budget(nn.Module):
         self._steps = 0
         self._probed = 0
         self._mean = 0.0
+        # The error of the last probe until the next step, which begins with the new k; -1: none.
+        self._error = NO_ERROR
         self._probes: deque[tuple[int, float, int]] = deque(maxlen=MAX_KEPT_PROBES)
 
     @property
@@ -107,15 +110,19 @@ class Budget(nn.Module):
         self.sampler.attach(weight, bias)
 
     def advance(self) -> None:
-        """Count a training step in the inner sampler."""
+        """Count a training step in the inner sampler, and adjust k to the last probe."""
+        if self._error != NO_ERROR:
+            self.adjust(self._error)
+            self._error = NO_ERROR
         self.sampler.advance()
 
     def observe(self, observation: Observation) -> None:
-        """Let the inner sampler learn, and measure the error of log Z̃ if that is due."""
+        """Let the inner sampler learn, and measure the error of log Z̃ if that is due; the next step changes k."""
         self.sampler.observe(observation)
         self._steps += 1
         if self._steps % (self._every or max(MIN_STEPS_BETWEEN_PROBES, math.isqrt(self.num_classes))) == 0:
-            self.adjust(observation.rmse_log_z(self._steps))
+            error = observation.rmse_log_z(self._steps)
+            self._error = error if math.isfinite(error) else NO_ERROR
 
     def adjust(self, error: float) -> None:
         """Choose k from the root-mean-square error of log Z̃ at the present k; NaN changes nothing."""
@@ -162,22 +169,23 @@ class Budget(nn.Module):
 
     @property
     def progress(self) -> Tensor:
-        """float64 [4]: k, the number of steps and probes, and the running mean: they decide the next k."""
-        return torch.tensor([self.k, self._steps, self._probed, self._mean], dtype=torch.float64, device="cpu")
+        """float64 [5]: k, the number of steps and probes, the running mean and the last error; they decide the next k."""
+        values = [self.k, self._steps, self._probed, self._mean, self._error]
+        return torch.tensor(values, dtype=torch.float64, device="cpu")
 
     def move(self, device: torch.device) -> None:
         """Do nothing: there are no tensors."""
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Continue from a saved k, number of steps and running mean."""
-        values = saved_vector("progress", state["progress"], torch.float64, 4).tolist()
-        if not max(values) < 1 << 53:
-            raise ValueError(f"`progress` must hold numbers below 2⁵³, got {values}")
+        values = saved_vector("progress", state["progress"], torch.float64, 5, low=NO_ERROR).tolist()
+        if not max(values) < 1 << 53 or min(values[:4]) < 0:
+            raise ValueError(f"`progress` must hold numbers from 0 to 2⁵³, got {values}")
         k = _check.integer("k", int(values[0]), 1, self.num_classes)
         # The state of the inner sampler, loaded next, belongs to this k.
         if k != self.k:
             self.sampler.set_k(k)
-        self._steps, self._probed, self._mean = int(values[1]), int(values[2]), values[3]
+        self._steps, self._probed, self._mean, self._error = int(values[1]), int(values[2]), values[3], values[4]
 
     def extra_repr(self) -> str:
         """Return the options shown by `repr`."""
