@@ -169,7 +169,7 @@ class Budget(nn.Module):
 
     @property
     def progress(self) -> Tensor:
-        """float64 [5]: k, the number of steps and probes, the running mean and the last error; they decide the next k."""
+        """float64 [5]: k, the number of steps and probes, the running mean and the last error; deciding the next k."""
         values = [self.k, self._steps, self._probed, self._mean, self._error]
         return torch.tensor(values, dtype=torch.float64, device="cpu")
 
