@@ -116,7 +116,7 @@ def check_copy(copied, head, steps):
     assert not differing(state_of(head), state_of(twin))
 
 
-@cells()
+@cells(FEW)
 def test_a_head_in_shared_memory_trains_as_before(cell):
     head, twin = trained(cell), trained(cell)
     # Sparse gradients cannot be shared.
