@@ -49,6 +49,9 @@ SYMBOLS = frozenset(
     }
 )
 
+_PLAIN = (Tensor, torch.nn.Parameter)
+_is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
+
 log = logging.getLogger("manyclass")
 
 
@@ -82,12 +85,11 @@ def is_plain(*tensors: Tensor) -> bool:
     """Return True if data_ptr() of these gives CPU memory: no torch.compile, no subclasses, no torch.func wrappers."""
     if torch.compiler.is_compiling():
         return False
-    return all(
-        tensor.is_cpu
-        and type(tensor) in (Tensor, torch.nn.Parameter)
-        and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
-        for tensor in tensors
-    )
+    # A loop: this is called several times a step, and a generator takes longer than the checks.
+    for tensor in tensors:  # noqa: SIM110
+        if not tensor.is_cpu or type(tensor) not in _PLAIN or _is_wrapped(tensor):
+            return False
+    return True
 
 
 def bind(name: str, *argtypes: type, restype: type | None = None) -> Callable[..., Any]:
