@@ -20,7 +20,7 @@ MAY_IMPORT = {
     "counts": {"_check"},
     "samplers": {"_check", "_faiss", "_loaded_state", "candidates", "counts", "kernels", "kmeans", "storage"},
     "objectives": {"_check", "candidates", "forms"},
-    "kernels": {"candidates", "forms"},
+    "kernels": {"_check", "candidates", "forms"},
     "heads": {
         "_check",
         "_loaded_state",
