@@ -33,7 +33,7 @@ MAY_IMPORT = {
         "kmeans",
     },
     "objectives": {"_check", "candidates", "forms"},
-    "kernels": {"candidates", "forms"},
+    "kernels": {"_check", "candidates", "forms"},
     "heads": {
         "_check",
         "_context",

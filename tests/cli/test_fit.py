@@ -3,8 +3,12 @@
 import csv
 import json
 import math
+import re
 import shutil
 import signal
+import subprocess
+import sys
+import time
 import warnings
 
 import pytest
@@ -115,6 +119,38 @@ def test_sigterm_is_handled_as_ctrl_c(tmp_path, capsys, monkeypatch):
     assert signal.getsignal(signal.SIGTERM) is before
     monkeypatch.undo()
     assert run("fit", "--out", out, "--resume", "--no-report") == 0
+
+
+def test_sigterm_saves_in_the_background_of_a_script(tmp_path, capsys):
+    """A shell starts `manyclass fit … &` with Ctrl-C ignored."""
+    data, out = problems.write_features(tmp_path), tmp_path / "model"
+    command = [sys.executable, "-m", "manyclass", "fit", data, "--out", out, "--seconds", "600", "--no-report"]
+    with subprocess.Popen(
+        list(map(str, command)),
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
+    ) as process:
+        try:
+            wait_for(out / "fit.json")
+            # Steps follow each other without a pause, so the signal arrives within one.
+            time.sleep(0.3)
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(60) == 2
+        finally:
+            process.kill()
+        message = process.stderr.read().splitlines()[-1]
+    saved = re.fullmatch(r"manyclass: interrupted after step ([\d,]+); all of it is saved. To go on: .*", message)
+    assert saved, message
+    content = storage.load(out / "newest.safetensors", content_type="checkpoint")
+    assert content["state"]["training"]["progress"]["step"] == int(saved[1].replace(",", ""))
+
+
+def wait_for(path):
+    end = time.monotonic() + 60
+    while not path.exists():
+        assert time.monotonic() < end, f"no {path}"
+        time.sleep(0.01)
 
 
 def test_ctrl_c_while_data_is_read_leaves_an_empty_folder(tmp_path, capsys, monkeypatch):

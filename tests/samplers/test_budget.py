@@ -169,7 +169,7 @@ def test_a_budget_works_in_a_scorer_head_and_can_be_resized():
     head = ScorerHead(
         lambda hidden, ids: hidden @ items(ids).transpose(1, 2), Budget(Importance(torch.ones(C), 64), 0.1, every=1)
     )
-    train(head, torch.randn(B, D), torch.randint(C, (B,)), 3)
+    train(head, torch.randn(B, D), torch.randint(C, (B,)), 4)
     assert len(head.sampler.probes) == 3
     k = head.sampler.k
     budget = Budget(Systematic(ClassCounts(torch.ones(C)), 100), 0.1)

@@ -235,3 +235,13 @@ def test_temporary_files_of_a_killed_process_with_the_same_pid_are_removed(tmp_p
     (left_over / "new").write_bytes(b"half")
     storage.save(path, CONTENT, content_type="thing")
     assert_intact(tmp_path, path)
+
+
+def test_a_pipe_or_a_device_is_not_replaced(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to(tmp_path / "pipe")
+    for name in ("pipe", "link"):
+        with pytest.raises(UserError, match=f"cannot save .*{name}: it is no file; nothing was overwritten"):
+            storage.write_json(tmp_path / name, {})
+    assert (tmp_path / "pipe").is_fifo()
+    assert (tmp_path / "link").is_symlink()

@@ -1,7 +1,10 @@
 """Training from a file to a model in a folder, and the errors on the way."""
 
 import csv
+import functools
 import math
+import os
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -9,6 +12,7 @@ import torch
 
 from manyclass import tasks
 from manyclass.errors import UserError
+from manyclass.tasks.fit import SPOOL_FOLDER, SPOOL_SIGNATURE, SPOOL_TAG
 from manyclass.tasks.optimizers import make_optimizers, make_schedulers
 from tests.tasks import problems
 from tests.tasks.problems import KINDS, SETTINGS, files, fit
@@ -118,13 +122,55 @@ def test_a_foreign_folder_is_refused_and_left_alone(tmp_path, name):
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_leftovers_of_a_killed_reader_are_overwritten(tmp_path):
-    (tmp_path / "model" / ".manyclass-data").mkdir(parents=True)
-    (tmp_path / "model" / ".manyclass-data" / "half").write_text("?")
+@pytest.mark.parametrize("written", [0, 1, 20, None])
+def test_leftovers_of_a_killed_reader_are_overwritten(tmp_path, written):
+    spool = tmp_path / "model" / SPOOL_FOLDER
+    spool.mkdir(parents=True)
+    if written != 0:
+        (spool / SPOOL_TAG).write_text(SPOOL_SIGNATURE[:written])
+    if written is None:
+        (spool / "half").write_text("?")
     (tmp_path / "model" / "fit.json.tmp-1").touch()
     done, out = fit("features", tmp_path, settings=replace(SETTINGS["features"], epochs=1))
     assert done.history.stopped == "epochs"
-    assert ".manyclass-data" not in files(out)
+    assert SPOOL_FOLDER not in files(out)
+
+
+def own_folder(path):
+    path.mkdir()
+    (path / "notes.txt").write_text("mine")
+
+
+def own_cache(path):
+    own_folder(path)
+    (path / SPOOL_TAG).write_text(SPOOL_SIGNATURE.splitlines()[0])
+
+
+def own_pipe(path):
+    own_folder(path)
+    os.mkfifo(path / SPOOL_TAG)
+
+
+def own_link(path):
+    own_folder(path.parent.parent / "elsewhere")
+    path.symlink_to(path.parent.parent / "elsewhere")
+
+
+@pytest.mark.parametrize("own", [own_folder, own_cache, own_pipe, own_link, lambda path: path.write_text("mine")])
+@pytest.mark.parametrize("again", [False, True])
+def test_what_fit_did_not_write_is_not_deleted(tmp_path, trained, own, again):
+    _, made, data = trained("features")
+    out = shutil.copytree(made, tmp_path / "model") if again else tmp_path / "model"
+    out.mkdir(exist_ok=True)
+    own(out / SPOOL_FOLDER)
+    before = sorted(tmp_path.rglob("*"))
+    run = tasks.RunOptions()
+    start = functools.partial(tasks.fit, "features", tasks.Source(data), SETTINGS["features"], out, options=run)
+    if again:
+        start = functools.partial(tasks.resume, out, options=run)
+    with pytest.raises(UserError, match=r"`--out` must hold no .manyclass-data that `manyclass fit` did not make, got"):
+        start()
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_data_that_cannot_be_read_leaves_an_empty_folder(tmp_path):

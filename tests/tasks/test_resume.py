@@ -1,8 +1,11 @@
 """A resumed training equals an uninterrupted one."""
 
+import contextlib
 import csv
 import json
+import os
 import shutil
+import signal
 import sys
 from dataclasses import asdict, replace
 
@@ -291,6 +294,42 @@ def test_a_folder_without_a_training_is_refused(tmp_path):
         tasks.resume(tmp_path, options=OPTIONS)
     (tmp_path / "fit.json").write_text("{")
     with pytest.raises(UserError, match="it is damaged: it is no JSON"):
+        tasks.resume(tmp_path, options=OPTIONS)
+
+
+@pytest.mark.parametrize("name", ["fit.json", "log.csv", "rows.svm"])
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")])
+def test_a_pipe_or_a_device_is_refused_without_waiting(tmp_path, name, make):
+    out = stopped("features", tmp_path)
+    path = tmp_path / name if name == "rows.svm" else out / name
+    path.unlink(missing_ok=True)
+    make(path)
+    before = path.lstat()
+    with in_seconds(20), pytest.raises(UserError, match=rf"{name}: it is no file"):
+        tasks.resume(out, options=OPTIONS)
+    assert path.lstat() == before
+
+
+@contextlib.contextmanager
+def in_seconds(limit):
+    """Fail a test that waits, instead of waiting with it."""
+
+    def late(*_):
+        pytest.fail(f"it waited for {limit} seconds")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.alarm(limit)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_a_huge_manifest_is_refused(tmp_path):
+    (tmp_path / "fit.json").touch()
+    os.truncate(tmp_path / "fit.json", 1 << 40)
+    with pytest.raises(UserError, match=r"fit\.json: it has more than 1,048,576 bytes"):
         tasks.resume(tmp_path, options=OPTIONS)
 
 

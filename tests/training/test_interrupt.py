@@ -2,6 +2,7 @@
 
 import signal
 
+import pytest
 import torch
 
 from manyclass.training import HeldOut, Training
@@ -19,12 +20,48 @@ def test_an_interrupt_ends_a_training_after_the_step():
     assert_same([encoder], [trained(steps=5)[0]])
 
 
-def test_ctrl_c_waits_for_the_end_of_the_step():
-    class Press(torch.nn.Module):
-        def forward(self, inputs):
-            signal.raise_signal(signal.SIGINT)
-            return inputs
+@pytest.fixture
+def handlers():
+    """Handlers of signals, set by the test and restored after it."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield signal.signal
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
+
+class Press(torch.nn.Module):
+    """An encoder that sends a signal in every step."""
+
+    def __init__(self, number=signal.SIGINT):
+        super().__init__()
+        self.number = number
+
+    def forward(self, inputs):
+        signal.raise_signal(self.number)
+        return inputs
+
+
+@pytest.mark.parametrize("ignored", [False, True])
+def test_a_sigterm_that_interrupts_waits_even_where_ctrl_c_is_ignored(handlers, ignored):
+    handlers(signal.SIGINT, signal.SIG_IGN if ignored else signal.default_int_handler)
+    handlers(signal.SIGTERM, signal.default_int_handler)
+    head = model()[1]
+    optimizer = torch.optim.SGD(head.parameters(), lr=0.1)
+    history = Training(head, batches(), optimizer, encoder=Press(signal.SIGTERM), epochs=2).run()
+    assert (history.stopped, history.progress.step) == ("interrupted", 1)
+    assert signal.getsignal(signal.SIGTERM) is signal.default_int_handler
+
+
+def test_a_handler_of_the_application_is_left_alone(handlers):
+    seen = []
+    handlers(signal.SIGTERM, lambda *_: seen.append(True))
+    head = model()[1]
+    optimizer = torch.optim.SGD(head.parameters(), lr=0.1)
+    history = Training(head, batches(), optimizer, encoder=Press(signal.SIGTERM), steps=2).run()
+    assert (history.stopped, seen) == ("steps", [True, True])
+
+
+def test_ctrl_c_waits_for_the_end_of_the_step():
     head = model()[1]
     optimizer = torch.optim.SGD(head.parameters(), lr=0.1)
     training = Training(head, batches(), optimizer, encoder=Press(), epochs=2)

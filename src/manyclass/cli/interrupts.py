@@ -8,24 +8,23 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 
-def _can_be_interrupted() -> bool:
-    """Return True if Ctrl-C can arrive: in the main thread, unless SIGINT is ignored, as in a script's background."""
-    main = threading.current_thread() is threading.main_thread()
-    return main and signal.getsignal(signal.SIGINT) not in (signal.SIG_IGN, None)
+def _interrupting() -> list[signal.Signals]:
+    """Return the signals that can interrupt now: none outside the main thread, no SIGINT in a script's background."""
+    if threading.current_thread() is not threading.main_thread():
+        return []
+    return [number for number in (signal.SIGINT, signal.SIGTERM) if callable(signal.getsignal(number))]
 
 
 @contextmanager
 def uninterrupted(*, ignore: bool = False) -> Iterator[None]:
     """Defer Ctrl-C to the end of the block, or ignore it: half an import or half a message would look like a bug."""
-    if not _can_be_interrupted():
-        yield
-        return
     pressed: list[bool] = []
-    before = signal.signal(signal.SIGINT, lambda *_: pressed.append(True))
+    before = {number: signal.signal(number, lambda *_: pressed.append(True)) for number in _interrupting()}
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
     if pressed and not ignore:
         raise KeyboardInterrupt
 
@@ -33,16 +32,11 @@ def uninterrupted(*, ignore: bool = False) -> Iterator[None]:
 @contextmanager
 def terminated_as_interrupted() -> Iterator[None]:
     """Handle SIGTERM, which schedulers and containers send, as Ctrl-C, even if Ctrl-C is ignored."""
-
-    def end(*_: object) -> None:
-        if not _can_be_interrupted():
-            raise KeyboardInterrupt
-        signal.raise_signal(signal.SIGINT)
-
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGTERM, end)
+    # A training defers the signals of this handler to the end of a step.
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield
     finally:

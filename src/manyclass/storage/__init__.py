@@ -10,3 +10,4 @@ from manyclass.storage.file import to_tensor as to_tensor
 from manyclass.storage.file import write_json as write_json
 from manyclass.storage.strings import pack_strings as pack_strings
 from manyclass.storage.strings import unpack_strings as unpack_strings
+from manyclass.storage.text import read_text as read_text

@@ -46,6 +46,9 @@ def atomic_write(path: Path, *, keep: Path | None = None) -> Iterator[Path]:
     try:
         if not target.parent.is_dir():
             raise UserError(f"cannot save {path}: there is no folder {target.parent}")
+        if target.exists() and not (target.is_file() or target.is_dir()):
+            # A rename would replace a device or a pipe, such as /dev/null.
+            raise UserError(f"cannot save {path}: it is no file; nothing was overwritten")
         _remove_left_overs(target)
         with _temporary_folder(target) as folder:
             yield folder / "new"

@@ -1,5 +1,6 @@
 """From a file to a trained model in a folder; the training can be stopped at any time and resumed."""
 
+import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -11,8 +12,9 @@ import torch
 
 from manyclass import _check
 from manyclass.errors import UserError
-from manyclass.storage import write_json
+from manyclass.storage import read_text, write_json
 from manyclass.tasks.catalog import TASKS
+from manyclass.tasks.lock import LOCK, locked
 from manyclass.tasks.manifest import (
     FORMAT,
     MANIFEST,
@@ -29,6 +31,9 @@ from manyclass.tasks.task import Source, TrainingData, check_settings
 from manyclass.tasks.train import Fitted, RunOptions, train
 
 SPOOL_FOLDER = ".manyclass-data"
+# The tag of https://bford.info/cachedir, which backups leave out; no other program writes the second line.
+SPOOL_TAG = "CACHEDIR.TAG"
+SPOOL_SIGNATURE = "Signature: 8a477f597d28d172789f06886806bc55\n# Made by manyclass fit, and removed at its end.\n"
 _LIMITS = ("epochs", "seconds")
 # The options that decide when a training is evaluated and probed; the manifest keeps them.
 _KEPT_OPTIONS = ("evaluate_every", "evaluate_seconds", "evaluated", "probe_every")
@@ -54,37 +59,30 @@ def fit(
         on_read: called with the data before the training starts.
 
     Raises:
-        UserError: the folder is not empty, the data cannot be read, or the model cannot be built.
+        UserError: the folder is not empty, another training holds it, the data cannot be read, or the model cannot be
+            built.
     """
-    for name in (MANIFEST, "newest.safetensors", "best.safetensors"):
-        if (folder / name).exists():
-            raise UserError(
-                f"`--out` must be a folder without a model, got {folder}, which has {name}: --resume goes on with it"
-            )
     task = TASKS[kind]
     check_settings(task, settings)
     settings = settings.over(task.defaults)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        # Leftovers of a training that was killed while it read its data may be overwritten.
-        foreign = next(
-            (p.name for p in folder.iterdir() if p.name != SPOOL_FOLDER and not p.name.startswith(MANIFEST)), None
-        )
     except OSError as error:
         raise UserError(f"`--out` must be a folder that can be made, got {folder}: {error.strerror}") from None
-    if foreign is not None:
-        raise UserError(f"`--out` must be a new or empty folder, got {folder}, which has {foreign}")
-    with _spool(folder) as spool:
-        data = task.read(source, settings, spool, options.progress)
-        manifest = {
-            "format": FORMAT,
-            "kind": kind,
-            "source": source_to_json(source),
-            "settings": settings.to_json(),
-            "options": {name: getattr(options, name) for name in _KEPT_OPTIONS} | {"device": options.device or "cpu"},
-            "files": fingerprints(source),
-        }
-        return train(data, folder, options, on_read=on_read, on_start=lambda: _write(folder, manifest))
+    with locked(folder):
+        _check_new(folder)
+        with _spool(folder) as spool:
+            data = task.read(source, settings, spool, options.progress)
+            manifest = {
+                "format": FORMAT,
+                "kind": kind,
+                "source": source_to_json(source),
+                "settings": settings.to_json(),
+                "options": {name: getattr(options, name) for name in _KEPT_OPTIONS}
+                | {"device": options.device or "cpu"},
+                "files": fingerprints(source),
+            }
+            return train(data, folder, options, on_read=on_read, on_start=lambda: _write(folder, manifest))
 
 
 def resume(
@@ -110,18 +108,43 @@ def resume(
         on_read: called with the data before the training goes on.
 
     Raises:
-        UserError: there is no training in the folder, its data or an option has changed, or a checkpoint is damaged.
+        UserError: there is no training in the folder, another process is training in it, its data or an option has
+            changed, or a checkpoint is damaged.
     """
+    # A folder without a training is refused before a lock is written into it.
+    read_manifest(folder)
+    with locked(folder):
+        return _resume(
+            folder,
+            kind=kind,
+            source=source,
+            given=given or {},
+            checkpoint=checkpoint,
+            options=options,
+            on_read=on_read,
+        )
+
+
+def _resume(
+    folder: Path,
+    *,
+    kind: str | None,
+    source: Source | None,
+    given: Mapping[str, Any],
+    checkpoint: Literal["newest", "previous"],
+    options: RunOptions,
+    on_read: Callable[[TrainingData], None] | None,
+) -> Fitted:
     manifest = read_manifest(folder)
     kept_kind = str(manifest["kind"])
     if kind not in (None, kept_kind):
         raise UserError(f"`--{kind}` must be left out: the training in {folder} is of {kept_kind}")
     settings, options = _kept_options(manifest, folder, options)
-    for name, value in (given or {}).items():
+    for name, value in given.items():
         before = getattr(options if name in _KEPT_OPTIONS else settings, name)
         if name not in _LIMITS and value != before:
             raise UserError(f"`{name}` must be left out, or what it was when the training began, {before}, got {value}")
-    if limits := {name: given[name] for name in _LIMITS if given and name in given}:
+    if limits := {name: given[name] for name in _LIMITS if name in given}:
         settings = replace(settings, **{**dict.fromkeys(_LIMITS), **limits})
     source = source_from_json(manifest["source"], source)
     check_fingerprints(source, manifest["files"])
@@ -173,10 +196,59 @@ def _check_device(now: str | None, before: str) -> None:
     raise UserError(f"`device` must be left out, or of the type it was when the training began, {before}, got {now}")
 
 
+def _check_new(folder: Path) -> None:
+    """Check that a folder holds nothing but leftovers of a training that was killed while it read its data.
+
+    Raises:
+        UserError: the folder has a model or other files.
+    """
+    try:
+        present = sorted(path.name for path in folder.iterdir())
+    except OSError as error:
+        raise UserError(f"`--out` must be a folder that can be read, got {folder}: {error.strerror}") from None
+    for name in (MANIFEST, "newest.safetensors", "best.safetensors"):
+        if name in present:
+            raise UserError(
+                f"`--out` must be a folder without a model, got {folder}, which has {name}: --resume goes on with it"
+            )
+    for name in present:
+        if name not in (SPOOL_FOLDER, LOCK) and not name.startswith(f"{MANIFEST}.tmp-"):
+            raise UserError(f"`--out` must be a new or empty folder, got {folder}, which has {name}")
+
+
 @contextmanager
 def _spool(folder: Path) -> Iterator[Path]:
-    """Yield a folder for the data read, and remove it at the end."""
+    """Yield a new folder for the data read, and remove it at the end.
+
+    Raises:
+        UserError: there is a folder of this name that no training made, or it cannot be made.
+    """
+    path = folder / SPOOL_FOLDER
     try:
-        yield folder / SPOOL_FOLDER
+        if os.path.lexists(path):
+            if not _is_spool(path):
+                raise UserError(
+                    f"`--out` must hold no {SPOOL_FOLDER} that `manyclass fit` did not make, got {path}: move it away"
+                )
+            shutil.rmtree(path)
+        path.mkdir()
+        (path / SPOOL_TAG).write_text(SPOOL_SIGNATURE)
+    except OSError as error:
+        raise UserError(f"cannot write into {folder}: {error.strerror or error}") from None
+    try:
+        yield path
     finally:
-        shutil.rmtree(folder / SPOOL_FOLDER, ignore_errors=True)
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _is_spool(path: Path) -> bool:
+    """Return True if a training made this folder and was killed, so that it may be removed."""
+    if path.is_symlink() or not path.is_dir():
+        return False
+    present = [entry.name for entry in path.iterdir()]
+    try:
+        tag = read_text(path / SPOOL_TAG, max_bytes=len(SPOOL_SIGNATURE)) if SPOOL_TAG in present else ""
+    except (UserError, ValueError):
+        return False
+    # A training may be killed before it has written the tag, and then has written nothing else.
+    return tag == SPOOL_SIGNATURE or (SPOOL_SIGNATURE.startswith(tag) and set(present) <= {SPOOL_TAG})

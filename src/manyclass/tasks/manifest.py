@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from manyclass.errors import UserError
+from manyclass.storage import read_text
 from manyclass.tasks.catalog import TASKS
 from manyclass.tasks.task import Source
 
 FORMAT = 2
 MANIFEST = "fit.json"
+_MAX_BYTES = 1 << 20
 _PATH_FIELDS = ("data", "held_out", "labels")
 _HASHED_BYTES = 1 << 20  # at each end of a file
 
@@ -25,7 +27,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     """
     path = folder / MANIFEST
     try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
+        manifest = json.loads(read_text(path, max_bytes=_MAX_BYTES))
     except OSError as error:
         raise UserError(f"`MODEL` must be a folder that `manyclass fit` made, got {folder}: {error.strerror}") from None
     except (ValueError, RecursionError):
@@ -100,13 +102,16 @@ def _digest(name: str, path: Path) -> str:
     try:
         files = sorted(p for p in path.iterdir() if p.is_file()) if path.is_dir() else [path]
         for file in files:
+            if not file.is_file() and file.exists():
+                # Opening a pipe would wait for a writer.
+                raise ValueError("it is no file")
             digest.update(f"{file.name if path.is_dir() else ''} {file.stat().st_size}\n".encode())
             with file.open("rb") as opened:
                 digest.update(opened.read(_HASHED_BYTES))
                 opened.seek(max(0, file.stat().st_size - _HASHED_BYTES))
                 digest.update(opened.read(_HASHED_BYTES))
     except (OSError, ValueError) as error:
-        # A path with a NUL byte raises ValueError.
+        # A path with a NUL byte raises ValueError too.
         reason = error.strerror if isinstance(error, OSError) else error
         raise UserError(
             f"`{name.replace('_', '-')}` must be what the training began with, got {path}: {reason}"

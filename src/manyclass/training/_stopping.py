@@ -136,8 +136,9 @@ def defer_interrupts() -> Iterator[Callable[[], bool]]:
     """Defer the first Ctrl-C; yield a function that returns whether it was pressed.
 
     Half a step or half a checkpoint cannot be resumed, so the first Ctrl-C waits. A second one raises
-    KeyboardInterrupt at once if it comes more than a second later; within a second it is a double press. Nothing is
-    changed outside the main thread, or if the application has set another handler.
+    KeyboardInterrupt at once if it comes more than a second later; within a second it is a double press. SIGTERM is
+    deferred in the same way if it raises KeyboardInterrupt, even where SIGINT is ignored, as in a script's background.
+    Nothing is changed outside the main thread, or for a signal with another handler.
     """
     pressed: float | None = None
 
@@ -149,11 +150,12 @@ def defer_interrupts() -> Iterator[Callable[[], bool]]:
         pressed = now if pressed is None else pressed
 
     main = threading.current_thread() is threading.main_thread()
-    if not main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        yield lambda: False
-        return
-    signal.signal(signal.SIGINT, note)
+    handler = signal.default_int_handler
+    deferred = [n for n in (signal.SIGINT, signal.SIGTERM) if main and signal.getsignal(n) is handler]
+    for number in deferred:
+        signal.signal(number, note)
     try:
         yield lambda: pressed is not None
     finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        for number in deferred:
+            signal.signal(number, handler)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from manyclass.training.loop import Training
 
 _COLUMNS = ("step", "epoch", "examples", "seconds", "loss", "held_out_loss", "rmse_log_z")
+_MAX_BYTES = 1 << 28  # a row has about 100
 
 
 class CSVLog(Callback):
@@ -31,6 +32,7 @@ class CSVLog(Callback):
         metrics: names of the metrics that get a column.
 
     Raises:
+        UserError: the file is a device or a pipe, or too large; raised by `check`.
         ValueError: the file has other columns or is not text; raised by `check` or at the first record.
     """
 
@@ -87,7 +89,7 @@ class CSVLog(Callback):
         """Return the rows below the header."""
         columns = [*_COLUMNS, *self._metrics]
         try:
-            written = self._path.read_text(encoding="utf-8") if self._path.exists() else ""
+            written = storage.read_text(self._path, max_bytes=_MAX_BYTES) if self._path.exists() else ""
         except UnicodeDecodeError:
             raise ValueError(f"`path` must be text, got other bytes in {self._path}") from None
         first = next(csv.reader(written.splitlines()[:1]), None)

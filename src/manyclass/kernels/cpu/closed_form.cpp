@@ -75,13 +75,24 @@ struct Draw {
     // Bias and log κ, added to every score of a slot; -inf for an empty one.
     std::vector<T> offset;
     Slots slots;
+    // The first slot, or k plus the first example, whose class has no bias in the table; -1: there is none.
+    int64_t outside = -1;
 
-    Draw(int64_t batch, int64_t k, int64_t dim, const T* hidden, const T* target_rows, const T* bias,
+    Draw(int64_t batch, int64_t k, int64_t dim, const T* hidden, const T* target_rows, const T* bias, int64_t classes,
          const int64_t* target, const int64_t* ids, const double* log_kappa, const int64_t* excluded,
          int64_t num_excluded, bool kappa)
         : batch(batch), k(k), dim(dim), num_excluded(num_excluded), hidden(hidden), target_rows(target_rows),
           bias(bias), target(target), ids(ids), excluded(excluded), offset(k), slots(ids, num_excluded ? k : 0) {
+        const auto lacks_bias = [=](int64_t id) {
+            return bias && static_cast<uint64_t>(id) >= static_cast<uint64_t>(classes);
+        };
+        for (int64_t b = 0; b < batch && outside < 0; ++b)
+            if (lacks_bias(target[b])) outside = k + b;
         for (int64_t j = 0; j < k; ++j) {
+            if (lacks_bias(ids[j])) {
+                outside = j;
+                return;
+            }
             const bool empty = std::isinf(log_kappa[j]) && log_kappa[j] < 0;
             const double own = bias ? static_cast<double>(bias[ids[j]]) : 0.0;
             offset[j] = empty ? kEmpty<T> : static_cast<T>(own + (kappa ? log_kappa[j] : 0.0));
@@ -263,22 +274,25 @@ void pull_back(const T* gradient, int64_t batch, int64_t k, const T* target_grad
 }  // namespace
 
 #define DRAW(T)                                                                                                        \
-    int64_t batch, int64_t k, const T *hidden, const T *target_rows, int64_t dim, const T *bias,                       \
+    int64_t batch, int64_t k, const T *hidden, const T *target_rows, int64_t dim, const T *bias, int64_t classes,      \
         const int64_t *target, const int64_t *ids, const double *log_kappa, const int64_t *excluded,                   \
         int64_t num_excluded
 #define CLOSED_FORM(SUFFIX, T)                                                                                         \
-    extern "C" void manyclass_log_sum_exp_##SUFFIX(T* scores, DRAW(T), int sums_target, int kappa, T* loss,            \
-                                                   T* target_gradient, int threads) {                                  \
-        const Draw<T> draw(batch, k, dim, hidden, target_rows, bias, target, ids, log_kappa, excluded, num_excluded,   \
-                           kappa != 0);                                                                                \
-        log_sum_exp(draw, scores, sums_target != 0, loss, target_gradient, threads);                                   \
+    extern "C" int64_t manyclass_log_sum_exp_##SUFFIX(T* scores, DRAW(T), int sums_target, int kappa, T* loss,         \
+                                                      T* target_gradient, int threads) {                               \
+        const Draw<T> draw(batch, k, dim, hidden, target_rows, bias, classes, target, ids, log_kappa, excluded,        \
+                           num_excluded, kappa != 0);                                                                  \
+        if (draw.outside < 0) log_sum_exp(draw, scores, sums_target != 0, loss, target_gradient, threads);             \
+        return draw.outside;                                                                                           \
     }                                                                                                                  \
-    extern "C" void manyclass_pair_sum_##SUFFIX(T* scores, DRAW(T), double margin, int paired, int positive, int mean, \
-                                                int hinge, T* loss, T* target_gradient, int threads) {                 \
-        const Draw<T> draw(batch, k, dim, hidden, target_rows, bias, target, ids, log_kappa, excluded, num_excluded,   \
-                           false);                                                                                     \
-        pair_sum(draw, scores, static_cast<T>(margin), paired != 0, positive != 0, mean != 0, hinge != 0, loss,        \
-                 target_gradient, threads);                                                                            \
+    extern "C" int64_t manyclass_pair_sum_##SUFFIX(T* scores, DRAW(T), double margin, int paired, int positive,        \
+                                                   int mean, int hinge, T* loss, T* target_gradient, int threads) {    \
+        const Draw<T> draw(batch, k, dim, hidden, target_rows, bias, classes, target, ids, log_kappa, excluded,        \
+                           num_excluded, false);                                                                       \
+        if (draw.outside < 0)                                                                                          \
+            pair_sum(draw, scores, static_cast<T>(margin), paired != 0, positive != 0, mean != 0, hinge != 0, loss,    \
+                     target_gradient, threads);                                                                        \
+        return draw.outside;                                                                                           \
     }                                                                                                                  \
     extern "C" void manyclass_pull_back_##SUFFIX(const T* gradient, int64_t batch, int64_t k,                          \
                                                  const T* target_gradient, const T* grad, const T* hidden,             \

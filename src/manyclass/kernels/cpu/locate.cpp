@@ -14,9 +14,17 @@ struct Table {
     int64_t classes;
     const double* intercept;
     const double* slope;
+    int64_t stretches;
     double scale;
     int64_t widest;
+    int64_t cells;
 };
+
+// The integer part of x, moved into [0, end), so that no position and no table leads outside the memory; 0 for NaN.
+inline int64_t inside(double x, int64_t end) {
+    const double last = static_cast<double>(end - 1), least = x > 0.0 ? x : 0.0;
+    return static_cast<int64_t>(least < last ? least : last);
+}
 
 // The rank r with cumulative[r] <= position < cumulative[r + 1], searched from the guide's hint.
 inline int64_t search(const Table& table, double position, int64_t rank) {
@@ -35,6 +43,8 @@ inline int64_t search(const Table& table, double position, int64_t rank) {
 template <typename Index, typename Position, typename Found>
 void locate(const Table& table, const Index* guide, const Index* ids, int64_t number, int threads, Position position_of,
             Found found) {
+    // A search that begins later would go beyond the table.
+    const int64_t last = table.classes - 1 - table.widest;
 #pragma omp parallel for num_threads(threads) if (number > 4 * kTogether)
     for (int64_t begin = 0; begin < number; begin += kTogether) {
         const int64_t end = std::min(begin + kTogether, number);
@@ -42,18 +52,18 @@ void locate(const Table& table, const Index* guide, const Index* ids, int64_t nu
         double position[kTogether], mass[kTogether];
         for (int64_t i = begin; i < end; ++i) {
             position[i - begin] = position_of(i);
-            place[i - begin] = static_cast<int64_t>(position[i - begin] * table.scale);
+            place[i - begin] = inside(position[i - begin] * table.scale, table.stretches);
             __builtin_prefetch(table.intercept + place[i - begin]);
             __builtin_prefetch(table.slope + place[i - begin]);
         }
         for (int64_t i = begin; i < end; ++i) {
             int64_t& here = place[i - begin];
-            here = static_cast<int64_t>(table.intercept[here] + table.slope[here] * position[i - begin]);
+            here = inside(table.intercept[here] + table.slope[here] * position[i - begin], table.cells);
             __builtin_prefetch(guide + here);
         }
         for (int64_t i = begin; i < end; ++i) {
             int64_t& here = place[i - begin];
-            here = guide[here];
+            here = std::clamp<int64_t>(guide[here], 0, last);
             __builtin_prefetch(table.cumulative + here);
         }
         for (int64_t i = begin; i < end; ++i) {
@@ -83,10 +93,11 @@ void locate(const Table& table, const void* guide, const void* ids, int index_by
 }  // namespace
 
 extern "C" void manyclass_locate(const double* cumulative, int64_t classes, const double* intercept,
-                                 const double* slope, double scale, int64_t widest, const void* guide, const void* ids,
-                                 int index_bytes, const double* position, int64_t number, int64_t* out_ids,
-                                 double* out_mass, int threads) {
-    const Table table{cumulative, classes, intercept, slope, scale, widest};
+                                 const double* slope, int64_t stretches, double scale, int64_t widest,
+                                 const void* guide, int64_t cells, const void* ids, int index_bytes,
+                                 const double* position, int64_t number, int64_t* out_ids, double* out_mass,
+                                 int threads) {
+    const Table table{cumulative, classes, intercept, slope, stretches, scale, widest, cells};
     locate(
         table, guide, ids, index_bytes, number, threads, [=](int64_t i) { return position[i]; },
         [=](int64_t i, int64_t id, double mass) {
@@ -97,10 +108,11 @@ extern "C" void manyclass_locate(const double* cumulative, int64_t classes, cons
 
 // The draw of samplers/systematic.py: certain classes with log κ = 0, then those under a comb of teeth `spacing` apart.
 extern "C" void manyclass_comb(const double* cumulative, int64_t classes, const double* intercept, const double* slope,
-                               double scale, int64_t widest, const void* guide, const void* ids, int index_bytes,
-                               const double* offset, double spacing, int64_t teeth, const int64_t* certain,
-                               int64_t num_certain, int64_t* out_ids, double* out_log_kappa, int threads) {
-    const Table table{cumulative, classes, intercept, slope, scale, widest};
+                               int64_t stretches, double scale, int64_t widest, const void* guide, int64_t cells,
+                               const void* ids, int index_bytes, const double* offset, double spacing, int64_t teeth,
+                               const int64_t* certain, int64_t num_certain, int64_t* out_ids, double* out_log_kappa,
+                               int threads) {
+    const Table table{cumulative, classes, intercept, slope, stretches, scale, widest, cells};
     const double log_spacing = std::log(spacing), first = *offset;
     std::copy(certain, certain + num_certain, out_ids);
     std::fill(out_log_kappa, out_log_kappa + num_certain, 0.0);

@@ -15,14 +15,20 @@ constexpr int64_t kRowsAhead = 3;
 struct Groups {
     std::vector<int64_t> first;
     std::vector<int64_t> next;
+    // The first place whose id is not in [0, classes); -1: there is none.
+    int64_t outside = -1;
 
-    Groups(const int64_t* ids, int64_t number) : next(number, -1) {
+    Groups(const int64_t* ids, int64_t number, int64_t classes) : next(number, -1) {
         int bits = 4;
         while ((int64_t{1} << bits) < 2 * number) ++bits;
         const size_t mask = (size_t{1} << bits) - 1;
         std::vector<int64_t> slot(mask + 1, -1), last(number);
         first.reserve(number);
         for (int64_t n = 0; n < number; ++n) {
+            if (static_cast<uint64_t>(ids[n]) >= static_cast<uint64_t>(classes)) {
+                outside = n;
+                return;
+            }
             size_t at = (static_cast<uint64_t>(ids[n]) * 0x9E3779B97F4A7C15u) >> (64 - bits);
             while (slot[at] >= 0 && ids[slot[at]] != ids[n]) at = (at + 1) & mask;
             const int64_t head = slot[at];
@@ -39,11 +45,13 @@ struct Groups {
 };
 
 // Calls update(id, gradient) for each distinct row; the gradient [dim] is the sum over the places of the row.
-// The next rows of `tables` [C, dim] are prefetched.
+// The next rows of `tables` [classes, dim] are prefetched. Returns the first place whose id is outside the tables, in
+// which case nothing is updated, or -1.
 template <typename T, typename Update>
-void each_row(const int64_t* ids, int64_t number, const T* values, int64_t dim, std::initializer_list<T*> tables,
-              int threads, Update update) {
-    const Groups groups(ids, number);
+int64_t each_row(const int64_t* ids, int64_t number, int64_t classes, const T* values, int64_t dim,
+                 std::initializer_list<T*> tables, int threads, Update update) {
+    const Groups groups(ids, number, classes);
+    if (groups.outside >= 0) return groups.outside;
     const int64_t rows = static_cast<int64_t>(groups.first.size());
 #pragma omp parallel num_threads(threads) if (rows * dim > 16384)
     {
@@ -69,14 +77,15 @@ void each_row(const int64_t* ids, int64_t number, const T* values, int64_t dim, 
             update(ids[head], gradient);
         }
     }
+    return -1;
 }
 
 template <typename T>
-void adagrad(T* weight, T* total, const int64_t* ids, int64_t number, const T* values, int64_t dim, double rate,
-             double eps, bool by_row, int threads) {
+int64_t adagrad(T* weight, T* total, int64_t classes, const int64_t* ids, int64_t number, const T* values, int64_t dim,
+                double rate, double eps, bool by_row, int threads) {
     const T lr = static_cast<T>(rate), small = static_cast<T>(eps);
     if (by_row) {
-        each_row(ids, number, values, dim, {weight}, threads, [=](int64_t id, const T* g) {
+        return each_row(ids, number, classes, values, dim, {weight}, threads, [=](int64_t id, const T* g) {
             T square = 0;
 #pragma omp simd reduction(+ : square)
             for (int64_t d = 0; d < dim; ++d) square += g[d] * g[d];
@@ -86,9 +95,8 @@ void adagrad(T* weight, T* total, const int64_t* ids, int64_t number, const T* v
 #pragma omp simd
             for (int64_t d = 0; d < dim; ++d) w[d] -= step * g[d];
         });
-        return;
     }
-    each_row(ids, number, values, dim, {weight, total}, threads, [=](int64_t id, const T* g) {
+    return each_row(ids, number, classes, values, dim, {weight, total}, threads, [=](int64_t id, const T* g) {
         T* const w = weight + id * dim;
         T* const t = total + id * dim;
 #pragma omp simd
@@ -101,12 +109,12 @@ void adagrad(T* weight, T* total, const int64_t* ids, int64_t number, const T* v
 
 // Adam with a step count for each row: `steps` counts the updates of a row and corrects its moments.
 template <typename T>
-void adam(T* weight, T* first, T* second, float* steps, const int64_t* ids, int64_t number, const T* values,
-          int64_t dim, double rate, double beta1, double beta2, double eps, int threads) {
+int64_t adam(T* weight, T* first, T* second, float* steps, int64_t classes, const int64_t* ids, int64_t number,
+             const T* values, int64_t dim, double rate, double beta1, double beta2, double eps, int threads) {
     // 1 - β is taken in float64: in float32 1 - 0.999 has four digits.
     const T new1 = static_cast<T>(1 - beta1), new2 = static_cast<T>(1 - beta2), old2 = static_cast<T>(beta2);
     const T small = static_cast<T>(eps);
-    each_row(ids, number, values, dim, {weight, first, second}, threads, [=](int64_t id, const T* g) {
+    return each_row(ids, number, classes, values, dim, {weight, first, second}, threads, [=](int64_t id, const T* g) {
         T* const w = weight + id * dim;
         T* const m = first + id * dim;
         T* const v = second + id * dim;
@@ -125,15 +133,16 @@ void adam(T* weight, T* first, T* second, float* steps, const int64_t* ids, int6
 }  // namespace
 
 #define ROWS(SUFFIX, T)                                                                                                \
-    extern "C" void manyclass_adagrad_##SUFFIX(T* weight, T* total, const int64_t* ids, int64_t number,                \
-                                               const T* values, int64_t dim, double rate, double eps, int by_row,      \
-                                               int threads) {                                                          \
-        adagrad<T>(weight, total, ids, number, values, dim, rate, eps, by_row != 0, threads);                          \
+    extern "C" int64_t manyclass_adagrad_##SUFFIX(T* weight, T* total, int64_t classes, const int64_t* ids,            \
+                                                  int64_t number, const T* values, int64_t dim, double rate,           \
+                                                  double eps, int by_row, int threads) {                               \
+        return adagrad<T>(weight, total, classes, ids, number, values, dim, rate, eps, by_row != 0, threads);          \
     }                                                                                                                  \
-    extern "C" void manyclass_adam_##SUFFIX(T* weight, T* first, T* second, float* steps, const int64_t* ids,          \
-                                            int64_t number, const T* values, int64_t dim, double rate, double beta1,   \
-                                            double beta2, double eps, int threads) {                                   \
-        adam<T>(weight, first, second, steps, ids, number, values, dim, rate, beta1, beta2, eps, threads);             \
+    extern "C" int64_t manyclass_adam_##SUFFIX(T* weight, T* first, T* second, float* steps, int64_t classes,          \
+                                               const int64_t* ids, int64_t number, const T* values, int64_t dim,       \
+                                               double rate, double beta1, double beta2, double eps, int threads) {     \
+        return adam<T>(weight, first, second, steps, classes, ids, number, values, dim, rate, beta1, beta2, eps,       \
+                       threads);                                                                                       \
     }
 ROWS(float32, float)
 ROWS(float64, double)
