@@ -153,6 +153,10 @@ class ClassHead(nn.Module):
         """The class parameters by name."""
         return {"weight": self.weight, "bias": self.bias}
 
+    def sparse_parameters(self) -> list[nn.Parameter]:
+        """Return the parameters with sparse gradients."""
+        return list(self.parameters(recurse=False)) if self.sparse else []
+
     def scores(self, hidden: Tensor, ids: Tensor) -> Tensor:
         """Return scores [..., K] of hidden [..., D] for ids [..., K], or for ids [K] that all examples share."""
         self.check_hidden(hidden)

@@ -7,7 +7,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from manyclass import _check
+from manyclass import _check, _ranks
 from manyclass.candidates import Candidates
 from manyclass.defaults import IGNORE_INDEX
 from manyclass.forms import LogSumExp, transformed
@@ -90,6 +90,7 @@ def sampled_loss(
     Raises:
         TypeError, ValueError: an argument has the wrong type, shape, dtype, device or value; the message names it.
     """
+    _ranks.check_prepared(self)
     self.check_hidden(hidden)
     examples = flatten_examples(
         hidden,
@@ -182,6 +183,7 @@ def _losses(head: SampledHead, examples: Examples, generator: torch.Generator | 
         raise ValueError(f"`log_z` must be None for {objective!r}, which has no z, got a tensor")
     # A compiled graph holds the sampler's tables as constants, so nothing may change them inside it.
     trains = head.training and torch.is_grad_enabled() and not torch.compiler.is_compiling()
+    trains = trains and not _ranks.accumulates()
     if trains:
         sampler.advance()
     candidates = draw_candidates(head, examples, objective, generator)

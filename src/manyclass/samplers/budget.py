@@ -7,7 +7,7 @@ from collections import deque
 import torch
 from torch import Tensor, nn
 
-from manyclass import _check
+from manyclass import _check, _ranks
 from manyclass.candidates import Candidates
 from manyclass.samplers._sampler import AdjustableSampler, Observation, checked_draw
 
@@ -111,7 +111,8 @@ class Budget(nn.Module):
         self.sampler.observe(observation)
         self._steps += 1
         if self._steps % (self._every or max(MIN_STEPS_BETWEEN_PROBES, math.isqrt(self.num_classes))) == 0:
-            self.adjust(observation.rmse_log_z(self._steps))
+            device = observation.candidates.blocks[0].ids.device
+            self.adjust(_ranks.mean_over_ranks(observation.rmse_log_z(self._steps), device))
 
     def adjust(self, error: float) -> None:
         """Choose k from the root-mean-square error of log Z̃ at the present k; NaN changes nothing."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from manyclass import _check
+from manyclass import _check, _ranks
 from manyclass.candidates import Candidates
 from manyclass.counts import ClassCounts
 from manyclass.samplers._inclusion import split_certain
@@ -101,15 +101,20 @@ class Learned(nn.Module):
     def observe(self, observation: Observation) -> None:
         """Move the estimates of the drawn classes, and rebuild the table if that is due."""
         (block,) = observation.candidates.blocks
-        ids, kappa = block.ids[0], block.log_kappa[0].exp()
-        # κ = 1/π, and 0 for a slot that a wrapper has emptied. The draw is without replacement: no class twice.
-        rate = (self.forget * kappa).clamp_(max=1.0)
-        known = self.estimate[ids]
-        change = rate * (observation.probability().to(known).square_() - known)
-        self.estimate[ids] = known + torch.where(kappa > 0, change, 0.0)
+        for drawn in _ranks.from_ranks(block.ids[0], block.log_kappa[0], observation.probability()):
+            self._learn(*drawn)
         table = self.schedule.advance(self.sampler.table, self.every, self._snapshot)
         if table is not self.sampler.table:
             self.sampler.use_table(table)
+
+    def _learn(self, ids: Tensor, log_kappa: Tensor, probability: Tensor) -> None:
+        """Move the estimates of the classes of one draw [K]."""
+        # κ = 1/π, and 0 for a slot that a wrapper has emptied. The draw is without replacement: no class twice.
+        kappa = log_kappa.exp()
+        rate = (self.forget * kappa).clamp_(max=1.0)
+        known = self.estimate[ids]
+        change = rate * (probability.to(known).square() - known)
+        self.estimate[ids] = known + torch.where(kappa > 0, change, 0.0)
 
     def _snapshot(self) -> Callable[[], MassTable]:
         """Copy the inputs of a build, and return the function that builds a table from them."""
