@@ -29,10 +29,10 @@ def accumulates() -> bool:
 
 
 def check_prepared(module: object) -> None:
-    """Raise if the DDP whose forward is running would reduce the row-sparse gradients of a module.
+    """Raise if DDP would have to reduce row-sparse gradients of a module, which it cannot.
 
     Raises:
-        RuntimeError: it would.
+        RuntimeError: the DDP whose forward is running does not ignore a parameter with row-sparse gradients.
     """
     ddp = active_ddp()
     if ddp is None or not isinstance(module, SparseTables):
