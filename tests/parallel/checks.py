@@ -28,9 +28,9 @@ from tests.parallel.problem import (
     trained,
 )
 
-STEPS = 120
-FEW_STEPS = 15
-STEPS_BEFORE_RESUMING = 60  # the table that is built from step 50 on is used from step 63 on
+STEPS = 80  # the first rebuilt table is used from step 63 on
+FEW_STEPS = 10
+STEPS_BEFORE_RESUMING = 60  # while the table is being built that is used from step 63 on
 
 
 def contents(model):

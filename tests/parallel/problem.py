@@ -1,5 +1,7 @@
 """A small model over classes of Zipf's frequencies, its data, and its training on one process or several."""
 
+import functools
+
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -43,6 +45,7 @@ def default_head(**options):
     return ClassHead(D, C, counts=frequencies(), **{"k": K} | options)
 
 
+@functools.cache
 def examples(number, seed):
     """Return inputs [N, D] and targets [N] from one fixed model."""
     generator = torch.Generator().manual_seed(0)

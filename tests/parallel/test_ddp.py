@@ -13,8 +13,6 @@ from tests.parallel.processes import run_together
 # torch 2.11 warns about every sparse gradient.
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarning")
 
-SEEDS = range(1, 5)
-
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
@@ -68,12 +66,11 @@ def test_weights_samplers_and_gradients_are_equal_on_both_ranks_bit_for_bit(rank
 
 @pytest.mark.parametrize(("name", "optimiser"), [("dense", "Adam"), ("sparse", "RowAdagrad")])
 def test_two_ranks_reach_the_likelihood_of_one_process_with_the_joint_batch(ranks, name, optimiser):
-    alone = torch.tensor([held_out(trained(optimiser, checks.STEPS, seed=seed)) for seed in SEEDS])
-    likelihood = ranks(name)[0][2]
-    assert abs(likelihood - alone.mean()) < 4 * alone.std()
-    # Both have learned: a model of the frequencies alone has this likelihood.
-    untrained = held_out(Model(default_head()))
-    assert min(likelihood, *alone) > untrained + 10 * alone.std()
+    alone = held_out(trained(optimiser, checks.STEPS, seed=1))
+    gained = alone - held_out(Model(default_head()))
+    assert gained > 1
+    # Seeds differ by up to a tenth of the gain; `test_seeds.py` compares means over several.
+    assert abs(ranks(name)[0][2] - alone) < 0.2 * gained
 
 
 def test_wrapped_samplers_learn_together_and_keep_one_k(ranks):
