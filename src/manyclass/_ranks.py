@@ -40,8 +40,21 @@ def check_prepared(module: object) -> None:
     tables = {id(table) for table in module.sparse_parameters() if table.requires_grad}
     if any(id(parameter) in tables for parameter in ddp._module_parameters):
         raise RuntimeError(
-            f"DistributedDataParallel must get a model with a sparse {type(module).__name__} as "
-            "DistributedDataParallel(manyclass.parallel.prepare(model)), got it without the call of `prepare`"
+            f"a model with a sparse {type(module).__name__} must be given to DistributedDataParallel as "
+            "DistributedDataParallel(manyclass.parallel.prepare(model)), got one that `prepare` did not return"
+        )
+
+
+def check_all_take_part(ddp: Any) -> None:
+    """Raise if ranks may end at different steps.
+
+    Raises:
+        RuntimeError: DDP runs under `join()`.
+    """
+    if ddp._join_config.enable:
+        raise RuntimeError(
+            "`join()` must not be used, since a rank that has ended cannot exchange rows or observations: give every "
+            "rank the same number of batches"
         )
 
 
@@ -52,7 +65,10 @@ def from_ranks(*tensors: Tensor) -> list[tuple[Tensor, ...]]:
         tensors: each has the same shape on all ranks.
     """
     ddp = active_ddp()
-    return [tensors] if ddp is None else gathered(tensors, ddp.process_group)
+    if ddp is None:
+        return [tensors]
+    check_all_take_part(ddp)
+    return gathered(tensors, ddp.process_group)
 
 
 def mean_over_ranks(value: float, device: torch.device) -> float:

@@ -9,10 +9,11 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel
 
-from manyclass import ClassHead, HierarchicalHead
+from manyclass import ClassHead, HierarchicalHead, ScorerHead
 from manyclass.encoders import FeatureEncoder
 from manyclass.parallel import prepare
 from manyclass.samplers import Budget, Exhaustive, Learned, WithExplicit
+from tests import tables
 from tests.parallel.problem import (
     C,
     D,
@@ -64,6 +65,39 @@ def samplers_learn_together(rank):
         # Ranks that measure the error on other examples, in batches of other sizes, measure other errors.
         train(on_ranks(model), optimisers_of(model, "Adam"), 12, batch=40 + 20 * rank, rank=rank, world=2)
         found[name] = learned(sampler), sampler.k, getattr(sampler, "probes", [])
+    return found
+
+
+class Scorer(nn.Module):
+    """Inner products with a table."""
+
+    def __init__(self):
+        super().__init__()
+        self.items = nn.Embedding(C, D)
+
+    def forward(self, hidden, ids):
+        return hidden @ self.items(ids).transpose(1, 2)
+
+
+def every_sampler(rank):
+    """Return the states of models with each sampler, after a few steps in batches of other sizes on each rank."""
+    found = {}
+    for name, make in tables.SAMPLERS.items():
+        for kind, head_of in {
+            "dense": lambda sampler: ClassHead(D, C, sampler=sampler),
+            "sparse": lambda sampler: ClassHead(D, C, sampler=sampler, sparse=True),
+            "scorer": lambda sampler: ScorerHead(Scorer(), sampler),
+        }.items():
+            head = head_of(make(frequencies(), 16, None))
+            model = Model(head, nn.Linear(D, D))
+            ddp = on_ranks(model)
+            for number in range(3):
+                backward(ddp, *part(rank, number))
+                with torch.no_grad():
+                    for parameter in model.parameters():
+                        parameter -= 0.1 * parameter.grad.to_dense()
+                        parameter.grad = None
+            found[name, kind] = {name: parameter.detach() for name, parameter in model.named_parameters()}
     return found
 
 
@@ -128,14 +162,15 @@ def accumulation_with_exchange(rank):
 
 
 def learning_while_accumulating(rank):
-    model = Model(default_head(sparse=True))
+    sampler = Budget(Learned(frequencies(), K), 0.05, every=1)
+    model = Model(ClassHead(D, C, sampler=sampler, sparse=True))
     ddp = on_ranks(model)
     for number in range(6):
         with ddp.no_sync():
             for more in passes_of(rank, 1):
                 ddp(*part(rank, number + more)).backward()
         ddp(*part(rank, number)).backward()
-    return learned(model.head.sampler), model.head.sampler.schedule.steps
+    return learned(sampler), [step for step, *_ in sampler.probes]
 
 
 def missing_gradient(rank):
@@ -283,6 +318,7 @@ CHECKS = {
     "sparse": training("RowAdagrad"),
     **{name: training(name, FEW_STEPS) for name in ("RowAdam", "RowSGD", "Adagrad", "SparseAdam")},
     "samplers": samplers_learn_together,
+    "every sampler": every_sampler,
     "unequal rows": unequal_rows,
     "no_sync": accumulation_without_exchange,
     "accumulation": accumulation_with_exchange,

@@ -6,6 +6,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from manyclass.parallel import prepare
+from tests import tables
 from tests.parallel import checks
 from tests.parallel.problem import OPTIMISERS, Model, default_head, held_out, optimisers_of, train, trained
 from tests.parallel.processes import run_together
@@ -83,6 +84,13 @@ def test_wrapped_samplers_learn_together_and_keep_one_k(ranks):
     assert len(first["all"][2]) == 4
 
 
+def test_every_sampler_trains_with_dense_and_sparse_gradients_and_with_a_scorer(ranks):
+    first, second = ranks("every sampler")
+    assert len(first) == 3 * len(tables.SAMPLERS)
+    for name, weights in first.items():
+        assert_same(weights, second[name])
+
+
 def test_sparse_gradients_are_means_over_ranks_with_unequal_numbers_of_rows(ranks):
     (first, sparse), (second, _) = ranks("unequal rows")
     assert_same(first, second)
@@ -110,7 +118,7 @@ def test_gradients_accumulate_over_synchronised_passes_and_their_rows_do_not_mul
 def test_samplers_learn_from_synchronised_passes_alone_of_which_ranks_have_equal_numbers(ranks):
     (first, steps), (second, other_steps) = ranks("learning")
     assert torch.equal(first, second)
-    assert steps == other_steps == 6
+    assert steps == other_steps == [1, 2, 3, 4, 5, 6]
 
 
 def test_a_rank_without_a_gradient_does_not_hold_up_the_other(ranks):
@@ -159,7 +167,10 @@ def test_sparse_trees_and_bags_of_features_are_averaged_too(ranks):
 def test_misuse_is_refused_in_one_sentence(ranks):
     for found in ranks("refusals"):
         for name, kind in {"head": "ClassHead", "tree": "HierarchicalHead", "bag": "FeatureBag"}.items():
-            assert f"sparse {kind} as DistributedDataParallel(manyclass.parallel.prepare(model))" in found[name]
+            assert (
+                f"sparse {kind} must be given to DistributedDataParallel as DistributedDataParallel(manyclass"
+                in found[name]
+            )
         assert "manyclass.parallel.prepare(model)" in found["prepared inside"]
         assert "must be prepared again, since it is a copy" in found["copy"]
         assert "must be prepared again, since it is a copy" in found["pickle"]
@@ -196,6 +207,13 @@ def test_one_rank_trains_as_without_ranks(one_process, optimiser):
     optimisers = optimisers_of(model, optimiser)
     train(DistributedDataParallel(prepare(model)), optimisers, 5)
     assert_same(checks.contents(alone), checks.contents(model))
+
+
+@pytest.mark.parametrize("optimiser", ["Adam", "RowAdagrad"])
+def test_ranks_that_may_end_at_different_steps_are_refused(one_process, optimiser):
+    model = DistributedDataParallel(prepare(Model(default_head(sparse=optimiser != "Adam"))))
+    with pytest.raises(RuntimeError, match=r"`join\(\)` must not be used"), model.join():
+        model(*checks.part(0))
 
 
 def test_preparing_needs_a_process_group():

@@ -62,6 +62,7 @@ class RowAverage:
             return
         if self._group is None:
             raise RuntimeError("`model` must be prepared again, since it is a copy: call manyclass.parallel.prepare")
+        _ranks.check_all_take_part(ddp)
         ranks, expected = (dist.get_process_group_ranks(group) for group in (self._group, ddp.process_group))
         if ranks != expected:
             raise RuntimeError(f"`process_group` of `prepare` must be that of DDP, with ranks {expected}, got {ranks}")
