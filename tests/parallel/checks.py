@@ -194,10 +194,10 @@ def half_precision(rank):
 
 def compiled(rank):
     model = exhaustive_model()
-    model.head = torch.compile(model.head, backend="aot_eager")
     with warnings.catch_warnings():
         # torch's compiler imports deprecated parts of torch.
-        warnings.simplefilter("ignore", DeprecationWarning)
+        warnings.simplefilter("ignore")
+        model.head = torch.compile(model.head, backend="aot_eager")
         backward(on_ranks(model), *part(rank))
     return gradients(model)
 

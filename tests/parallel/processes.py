@@ -23,6 +23,8 @@ def run_together(module, folder):
 
 def _work(rank, module, folder):
     torch.set_num_threads(1)
+    # As in pytest: warnings are errors, but torch 2.11 warns about every sparse gradient.
+    warnings.simplefilter("error")
     warnings.filterwarnings("ignore", "Sparse invariant checks", UserWarning)
     dist.init_process_group(
         "gloo",

@@ -107,7 +107,7 @@ class Budget(nn.Module):
         self.sampler.advance()
 
     def observe(self, observation: Observation) -> None:
-        """Let the inner sampler learn, and measure the error of log Z̃ if that is due."""
+        """Let the inner sampler learn, and measure the error of log Z̃, the mean over ranks, if that is due."""
         self.sampler.observe(observation)
         self._steps += 1
         if self._steps % (self._every or max(MIN_STEPS_BETWEEN_PROBES, math.isqrt(self.num_classes))) == 0:

@@ -99,7 +99,7 @@ class Learned(nn.Module):
 
     @torch.no_grad()
     def observe(self, observation: Observation) -> None:
-        """Move the estimates of the drawn classes, and rebuild the table if that is due."""
+        """Move the estimates of the classes drawn, by every rank in turn, and rebuild the table if that is due."""
         (block,) = observation.candidates.blocks
         for drawn in _ranks.from_ranks(block.ids[0], block.log_kappa[0], observation.probability()):
             self._learn(*drawn)
