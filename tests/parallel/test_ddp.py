@@ -1,5 +1,7 @@
 """Models train under torch's DistributedDataParallel on two processes as on one, with dense and sparse gradients."""
 
+import copy
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -207,6 +209,12 @@ def test_one_rank_trains_as_without_ranks(one_process, optimiser):
     optimisers = optimisers_of(model, optimiser)
     train(DistributedDataParallel(prepare(model)), optimisers, 5)
     assert_same(checks.contents(alone), checks.contents(model))
+
+
+def test_a_copy_of_a_prepared_dense_model_needs_no_preparation(one_process):
+    model = DistributedDataParallel(copy.deepcopy(prepare(Model(default_head()))))
+    model(*checks.part(0)).backward()
+    assert model.module.head.weight.grad is not None
 
 
 @pytest.mark.parametrize("optimiser", ["Adam", "RowAdagrad"])

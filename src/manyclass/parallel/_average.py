@@ -45,7 +45,7 @@ class RowAverage:
                 hook.detach()
                 model._forward_pre_hooks.pop(key, None)
         self._handles.append(model.register_forward_pre_hook(self))
-        for parameter in model.parameters() if self._tables else ():
+        for parameter in model.parameters():
             if parameter.requires_grad:
                 self._handles.append(parameter.register_post_accumulate_grad_hook(self._ask))
 

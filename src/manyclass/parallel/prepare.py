@@ -73,7 +73,8 @@ def prepare(model: M, *, process_group: Any = None) -> M:
     ignored = {name for name, parameter in _every_name(model) if id(parameter) in tables}
     others = getattr(model, "_ddp_params_and_buffers_to_ignore", ())
     DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, sorted({*others, *ignored}))
-    RowAverage(list(tables.values()), group).attach(model)
+    if tables:
+        RowAverage(list(tables.values()), group).attach(model)
     return model
 
 
