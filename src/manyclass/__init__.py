@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from manyclass import objectives as objectives
     from manyclass import optim as optim
+    from manyclass import parallel as parallel
     from manyclass import samplers as samplers
     from manyclass import training as training
     from manyclass._check import check_values as check_values
@@ -35,7 +36,19 @@ _MODULE_OF = {
     "HierarchicalHead": "heads",
     "ScorerHead": "heads",
 }
-_ROOMS = ("data", "encoders", "inference", "objectives", "optim", "report", "samplers", "storage", "tasks", "training")
+_ROOMS = (
+    "data",
+    "encoders",
+    "inference",
+    "objectives",
+    "optim",
+    "parallel",
+    "report",
+    "samplers",
+    "storage",
+    "tasks",
+    "training",
+)
 
 
 def __getattr__(name: str) -> object:

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from manyclass import _check
+from manyclass import _check, _ranks
 
 MOST_FULL_FEATURES = 2048  # sparse features up to which a class has a weight for each
 DEFAULT_RANK = 256
@@ -37,11 +37,16 @@ class FeatureBag(nn.Module):
         if isinstance(inputs, Tensor):
             hidden = inputs.to(self.weight.dtype) @ self.weight
         else:
+            _ranks.check_prepared(self)
             values = inputs["values"].to(self.weight.dtype)
             hidden = F.embedding_bag(
                 inputs["columns"], self.weight, inputs["starts"], mode="sum", sparse=True, per_sample_weights=values
             )
         return hidden if self.bias is None else hidden + self.bias
+
+    def sparse_parameters(self) -> list[nn.Parameter]:
+        """Return the parameter whose gradient is sparse if inputs are."""
+        return [self.weight]
 
 
 class FeatureEncoder(nn.Module):

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from manyclass import _ranks
 from manyclass._context import is_transformed
 from manyclass._handle import Handle, owner_of
 from manyclass.candidates import Block, Candidates
@@ -79,7 +80,8 @@ def advance(head: LearningHead) -> None:
     """Let the sampler count a training step, before its draw."""
     if torch.compiler.is_compiling():
         advance_sampler(_clock, head.handle.number)
-    else:
+    # Ranks may accumulate over different numbers of passes, so only the pass that exchanges gradients is a step.
+    elif not _ranks.accumulates():
         _attach_current(head)
         head.sampler.advance()
 
@@ -94,7 +96,9 @@ def observe(head: LearningHead, examples: Examples, candidates: Candidates, prob
         probability: returns [K], see `Observation`.
     """
     if not torch.compiler.is_compiling():
-        head.sampler.observe(Observation(candidates, probability, lambda seed: rmse_log_z(head, examples, seed=seed)))
+        if not _ranks.accumulates():
+            outcome = Observation(candidates, probability, lambda seed: rmse_log_z(head, examples, seed=seed))
+            head.sampler.observe(outcome)
         return
     nothing = candidates.excluded.new_empty(0)
     show_sampler(

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from manyclass import _check
+from manyclass import _check, _ranks
 from manyclass._context import isolated
 from manyclass._plain_state import load_state, move_state, save_state
 from manyclass.counts import ClassCounts
@@ -101,6 +101,7 @@ class HierarchicalHead(nn.Module):
         reduction: str = "mean",
     ) -> Tensor:
         """Return the exact -log p(target); arguments are those of `ClassHead`."""
+        _ranks.check_prepared(self)
         examples = flatten_examples(
             hidden, target, self.num_classes, weight=weight, ignore_index=ignore_index, reduction=reduction
         )
@@ -157,6 +158,10 @@ class HierarchicalHead(nn.Module):
         _check.tensor("hidden", hidden)
         if hidden.dim() == 0 or hidden.shape[-1] != self.dim:
             raise ValueError(f"`hidden` must have shape [..., {self.dim}], got {list(hidden.shape)}")
+
+    def sparse_parameters(self) -> list[nn.Parameter]:
+        """Return the parameters with sparse gradients."""
+        return [self.weight, self.bias] if self._rows.sparse else []
 
     def extra_repr(self) -> str:
         """Return the options shown by `repr`."""

@@ -179,6 +179,10 @@ class ClassHead(nn.Module):
         """Return weight and bias, gathered from all processes if `fully_shard` has divided them."""
         return gathered(self.weight), None if self.bias is None else gathered(self.bias)
 
+    def sparse_parameters(self) -> list[nn.Parameter]:
+        """Return the parameters with sparse gradients."""
+        return list(self.parameters(recurse=False)) if self.sparse else []
+
     def scores(self, hidden: Tensor, ids: Tensor) -> Tensor:
         """Return scores [..., K] of hidden [..., D] for ids [..., K], or for ids [K] that all examples share."""
         self.check_hidden(hidden)

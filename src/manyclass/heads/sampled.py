@@ -7,7 +7,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from manyclass import _check
+from manyclass import _check, _ranks
 from manyclass._context import is_checkpointed, is_functional, is_in_backward
 from manyclass.candidates import Candidates
 from manyclass.defaults import IGNORE_INDEX
@@ -74,6 +74,7 @@ def sampled_loss(
     Raises:
         TypeError, ValueError: an argument has the wrong type, shape, dtype, device or value; the message names it.
     """
+    _ranks.check_prepared(self)
     self.check_hidden(hidden)
     examples = flatten_examples(
         hidden,

@@ -71,6 +71,7 @@ class MassTable:
         n = len(cumulative) - 1
         self._has_zero = len(self._zero) > 0
         self._ids: Tensor | None = None
+        self._cpu_table: cpu.SearchTable | None = None
         self.total = float(cumulative[-1])
         stretches = -(-n // CLASSES_PER_STRETCH)
         self._scale = stretches / self.total if n else 0.0
@@ -145,6 +146,7 @@ class MassTable:
         if device == self.device:
             return self
         moved = copy.copy(self)
+        moved._cpu_table = None
         for name, value in vars(self).items():
             if isinstance(value, Tensor):
                 setattr(moved, name, value.to(device))
@@ -169,10 +171,11 @@ class MassTable:
         return self._locate(position)
 
     def cpu_table(self) -> cpu.SearchTable:
-        """Return the table for compiled kernels."""
-        return cpu.SearchTable(
-            self._cumulative, self._intercept, self._slope, self._scale, self._widest, self._guide, self._ids
-        )
+        """Return the table for compiled kernels, which check it once."""
+        if self._cpu_table is None:
+            tensors = self._cumulative, self._intercept, self._slope
+            self._cpu_table = cpu.SearchTable(*tensors, self._scale, self._widest, self._guide, self._ids)
+        return self._cpu_table
 
     def _locate(self, position: Tensor) -> tuple[Tensor, Tensor]:
         """Return the same as `locate`: the eager reference."""

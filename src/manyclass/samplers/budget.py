@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from manyclass import _check
+from manyclass import _check, _ranks
 from manyclass._plain_state import load_state, move_state, save_state, saved_vector
 from manyclass.candidates import Candidates
 from manyclass.samplers._sampler import AdjustableSampler, Observation, checked_draw
@@ -121,7 +121,8 @@ class Budget(nn.Module):
         self.sampler.observe(observation)
         self._steps += 1
         if self._steps % (self._every or max(MIN_STEPS_BETWEEN_PROBES, math.isqrt(self.num_classes))) == 0:
-            error = observation.rmse_log_z(self._steps)
+            device = observation.candidates.blocks[0].ids.device
+            error = _ranks.mean_over_ranks(observation.rmse_log_z(self._steps), device)
             self._error = error if math.isfinite(error) else NO_ERROR
 
     def adjust(self, error: float) -> None:

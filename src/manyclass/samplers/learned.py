@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor, nn
 
-from manyclass import _check
+from manyclass import _check, _ranks
 from manyclass._plain_state import load_state, move_state, save_state, saved_vector
 from manyclass.candidates import Candidates
 from manyclass.counts import ClassCounts
@@ -145,13 +145,18 @@ class Learned(nn.Module):
 
     @torch.no_grad()
     def observe(self, observation: Observation) -> None:
-        """Move the estimates of the drawn classes."""
+        """Move the estimates of the classes drawn, by every rank in turn."""
         (block,) = observation.candidates.blocks
-        ids, kappa = block.ids[0], block.log_kappa[0].exp()
+        for drawn in _ranks.from_ranks(block.ids[0], block.log_kappa[0], observation.probability()):
+            self._learn(*drawn)
+
+    def _learn(self, ids: Tensor, log_kappa: Tensor, probability: Tensor) -> None:
+        """Move the estimates of the classes of one draw [K]."""
         # κ = 1/π, and 0 for a slot that a wrapper has emptied. The draw is without replacement: no class twice.
+        kappa = log_kappa.exp()
         rate = (self.forget * kappa).clamp_(max=1.0)
         known = self.estimate[ids]
-        change = rate * (observation.probability().to(known).square_() - known)
+        change = rate * (probability.to(known).square() - known)
         self.estimate[ids] = known + torch.where(kappa > 0, change, 0.0)
 
     def _snapshot(self) -> Callable[[], Comb]:

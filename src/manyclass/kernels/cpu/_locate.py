@@ -13,13 +13,13 @@ from manyclass.kernels.cpu._operands import address
 from manyclass.kernels.cpu.build import bind
 
 _TABLE = (c_void_p, c_int64, c_void_p, c_void_p, c_int64, c_double, c_int64, c_void_p, c_int64, c_void_p, c_int)
-_FLOATS = (torch.float64, torch.int64)
+_FLOATS = (torch.float64,)
 _INTEGERS = (torch.int32, torch.int64)
 
 
 @dataclass(frozen=True)
 class SearchTable:
-    """Tensors that MassTable searches; floats may be given as their bits.
+    """Tensors that MassTable searches.
 
     Args:
         cumulative: [n + 1], the cumulative sum of n masses.

@@ -1,0 +1,3 @@
+"""Training on several processes."""
+
+from manyclass.parallel.prepare import prepare as prepare
