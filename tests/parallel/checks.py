@@ -63,7 +63,7 @@ def samplers_learn_together(rank):
     }.items():
         model = Model(ClassHead(D, C, sampler=sampler))
         # Ranks that measure the error on other examples, in batches of other sizes, measure other errors.
-        train(on_ranks(model), optimisers_of(model, "Adam"), 12, batch=40 + 20 * rank, rank=rank, world=2)
+        train(on_ranks(model), optimisers_of(model, "Adam"), 13, batch=40 + 20 * rank, rank=rank, world=2)
         found[name] = learned(sampler), sampler.k, getattr(sampler, "probes", [])
     return found
 
