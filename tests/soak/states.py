@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from manyclass import ClassCounts, ClassHead, HierarchicalHead, storage
 from manyclass._check import DivergedError
-from manyclass.samplers import Importance, Sampler
+from manyclass.samplers import Importance, Learned, Sampler
 from tests.optim.tables import OURS
 from tests.samplers.test_compositions import INNER, WRAPPERS
 from tests.soak.commands import called
@@ -212,11 +212,13 @@ class Changed:
         what: the change.
         content: the state, or the bytes of the file.
         optimiser: the name of the optimiser.
+        alone: True if all other files are gone.
     """
 
     what: str
     content: Any
     optimiser: str = ""
+    alone: bool = False
 
 
 class Subject:
@@ -245,8 +247,11 @@ class Library(Subject):
             head, optimizer = self._built(optimiser)
             _steps(head, optimizer, range(STEPS))
             self._states[optimiser] = {"head": head.state_dict(), "optimizer": optimizer.state_dict()}
-        what, state = tampered(self._states[optimiser], draw)
-        return Changed(f"{optimiser}, {what}", state, optimiser)
+        state = self._states[optimiser]
+        # The state of a head has more ways to be wrong than that of an optimiser.
+        part = draw.choice(("head", "head", "optimizer"))
+        what, changed = tampered(state[part], draw)
+        return Changed(f"{optimiser}, {part}: {what}", {**state, part: changed}, optimiser)
 
     def use(self, state: Changed) -> tuple[list[str], bool]:
         try:
@@ -325,7 +330,8 @@ class Commands(Subject):
         path = self._folder / "model" / self._file
         content_type = FILES[self._file]
         if not content_type:
-            return Changed(*tampered_json(path.read_bytes(), draw))
+            # Without a checkpoint a training starts again, with whatever settings the manifest has.
+            return Changed(*tampered_json(path.read_bytes(), draw), alone=draw.random() < 0.5)
         if draw.random() < 0.25:
             return Changed(*tampered_file(path.read_bytes(), draw))
         what, content = tampered(storage.load(path, content_type=content_type), draw)
@@ -337,9 +343,11 @@ class Commands(Subject):
         model = self._folder / "copy"
         shutil.rmtree(model, ignore_errors=True)
         shutil.copytree(self._folder / "model", model)
+        for path in model.glob("*") if state.alone else ():
+            path.unlink()
         (model / self._file).write_bytes(state.content)
         queries = ("predict", model, self._queries, "--top", 3)
-        resume = ("fit", "--out", model, "--resume", "--epochs", 13, "--no-report")
+        resume = ("fit", "--out", model, "--resume", "--epochs", 1 if state.alone else 13, "--no-report")
         commands: tuple[tuple[object, ...], ...] = {
             "best.safetensors": (("info", model), ("evaluate", model, self._data), queries, resume),
             "newest.safetensors": ((*queries, "--checkpoint", "newest"), ("info", model), resume),
@@ -365,6 +373,8 @@ def subjects() -> dict[str, Callable[[Path], Subject]]:
     weights = 1 / torch.arange(1, C + 1, dtype=torch.float64)
     heads: dict[str, Callable[[], nn.Module]] = {"hierarchical": lambda: HierarchicalHead(D, C, sparse=True)}
     samplers: dict[str, Callable[[], Sampler]] = {
+        "learned, every 4 steps": lambda: Learned(weights, K, every=4),
+        "learned, every 4 steps, heaviest first": lambda: Learned(weights, K, every=4, order="frequency"),
         "streaming": lambda: Importance(ClassCounts.streaming(C), K),
         **{name: functools.partial(make, weights, K, None) for name, make in SAMPLERS.items()},
         **{f"{name}, quick": make for name, make in INNER.items()},

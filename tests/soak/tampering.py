@@ -114,7 +114,7 @@ def tampered_json(data: bytes, draw: random.Random) -> tuple[str, bytes]:
         try:
             # Digits may be too many for an int, and words may stand where no number may.
             return what, json.dumps(with_digest(json.loads(text))).encode()
-        except ValueError:
+        except (ValueError, RecursionError):
             return what, text
     what, content = tampered(json.loads(data), draw, tensors=False)
     return what, json.dumps(with_digest(_plain(content))).encode()
@@ -236,11 +236,11 @@ def _plain(node: Any) -> Any:
 
 
 def _change(content: dict[str, Any], draw: random.Random, *, tensors: bool) -> str:
-    """Change one place of a tree and return the change."""
+    """Change one place of a tree, or all tensors of one length, and return the change."""
+    if draw.random() < 0.08 and (what := _change_length(content, draw)):
+        return what
     path = _place(content, draw)
-    parent: Any = content
-    for key in path[:-1]:
-        parent = parent[key]
+    parent = _at(content, path[:-1])
     last, where = path[-1], "".join(f"[{key!r}]" for key in path)
     value = parent[last]
     chance = draw.random()
@@ -261,16 +261,34 @@ def _change(content: dict[str, Any], draw: random.Random, *, tensors: bool) -> s
         parent[last] = value
         return f"{where} is nested deeply"
     if chance < 0.26:
-        source: Any = content
-        for key in (other := _place(content, draw)):
-            source = source[key]
-        parent[last] = copy.deepcopy(source)
-        return f"{where} is that of {other}"
+        place = _place(content, draw)
+        parent[last] = copy.deepcopy(_at(content, place))
+        return f"{where} is the value of {place}"
     if chance < 0.34:
         parent[last] = draw.choice([*_STRANGE, *(make() for make in _TENSORS if tensors)])
     else:
         parent[last] = _other(value, draw, tensors=tensors)
     return f"{where} is {_short(parent[last])}"
+
+
+def _change_length(content: dict[str, Any], draw: random.Random) -> str:
+    """Give all tensors of one length another length, which fit each other then, and return the change."""
+    found = [(path, value) for path in _places(content) if isinstance(value := _at(content, path), Tensor)]
+    lengths = sorted({len(value) for _, value in found if value.dim() and value.numel()})
+    if not lengths:
+        return ""
+    old = draw.choice(lengths)
+    new = draw.choice((0, 1, old - 1, old + 1, old + 30, 3 * old))
+    for path, value in found:
+        if value.dim() and value.numel() and len(value) == old:
+            _at(content, path[:-1])[path[-1]] = value.repeat(-(-new // old), *[1] * (value.dim() - 1))[:new]
+    return f"all tensors of length {old} are of length {new}"
+
+
+def _at(content: Any, path: tuple[Any, ...]) -> Any:
+    for key in path:
+        content = content[key]
+    return content
 
 
 def _place(content: dict[str, Any], draw: random.Random) -> tuple[Any, ...]:
@@ -306,11 +324,13 @@ def _other(value: Any, draw: random.Random, *, tensors: bool) -> Any:
     if isinstance(value, Tensor):
         # Torch has hardly any arithmetic for the dtypes that a first change may have left.
         rare = value.dtype not in _ARITHMETIC
-        return draw.choice((_other_values, _other_values, _other_shape, _other_dtype)[2 * rare :])(value, draw)
+        common = () if rare else (_other_values, _other_values, _other_ids)
+        return draw.choice((*common, _other_shape, _other_dtype))(value, draw)
     if isinstance(value, bool) or value is None:
         return draw.choice(_STRANGE)
     if isinstance(value, int | float):
-        return draw.choice([*_NUMBERS, value + 1, value - 1, -value, float(value), str(value), 2 * value])
+        near = [value + 1, value - 1, -value, 2 * value, float(value), str(value)] if abs(value) < 1e300 else []
+        return draw.choice([*_NUMBERS, *near])
     if isinstance(value, str):
         return draw.choice([x for x in _STRANGE if isinstance(x, str)] + [value + "x", value[:-1], value.upper()])
     if isinstance(value, tuple):
@@ -369,21 +389,31 @@ def _other_shape(value: Tensor, draw: random.Random) -> Tensor:
         value.new_empty(0, 2**62),
         value.new_empty(2**40, 0),
         value.new_zeros(()),
-        # Different ids, more or fewer than there should be.
-        *(torch.arange(n).to(value.dtype) for n in (1, size + 1, 2 * size + 30)),
     ]
     if value.numel():
         shapes += [value.reshape(-1), value.reshape(-1)[:1].reshape(()), value.new_zeros((*value.shape, 2))]
-    if size:
+    if size and value.numel():
         shapes += [value[:-1], value[:1], value[:0], torch.cat([value, value]), torch.cat([value, value[:1]])]
     if value.dim() > 1:
         shapes.append(value.mT.contiguous())
     return draw.choice(shapes)
 
 
+def _other_ids(value: Tensor, draw: random.Random) -> Tensor:
+    """Return different ids in ascending order, or numbers that rise from 0: more, fewer or as many as there were."""
+    size = value.numel()
+    number = draw.choice((0, 1, max(0, size - 1), size, size + 1, size + 30, size + 30, 3 * size))
+    if value.is_floating_point() or draw.random() < 0.3:
+        rising = torch.linspace(0, draw.choice((1.0, 1e9, 1e-9)), number, dtype=torch.float64)
+        return rising.to(value.dtype) if value.is_floating_point() else rising.view(torch.int64).to(value.dtype)
+    most = draw.choice((number, 2 * number, int(value.max()) + 1 if size and value.dtype != torch.bool else 1))
+    most = max(number, min(most, 2**20))
+    return torch.tensor(sorted(draw.sample(range(most), number)), dtype=torch.int64).to(value.dtype)
+
+
 def _other_dtype(value: Tensor, draw: random.Random) -> Tensor:
     dtype = draw.choice([dtype for dtype in _DTYPES if dtype != value.dtype])
-    return value.to(torch.float32).to(dtype) if value.is_complex() else value.to(dtype)
+    return (value.real.to(torch.float32) if value.is_complex() else value).to(dtype)
 
 
 def _short(value: Any) -> str:
