@@ -292,12 +292,15 @@ def _at(content: Any, path: tuple[Any, ...]) -> Any:
 
 
 def _place(content: dict[str, Any], draw: random.Random) -> tuple[Any, ...]:
-    """Return the path to a random place: half of the time any, half of the time from key to key.
+    """Return the path to a random place: any, one in a packed state, or one found from key to key, in equal shares.
 
-    Any place alone would be a long list's most of the time, and from key to key alone that of a scarce one.
+    Any place would mostly be one of a long list, and from key to key a deep one is seldom reached.
     """
-    if draw.random() < 0.5:
-        return draw.choice(list(_places(content)))
+    chance = draw.random()
+    if chance < 2 / 3:
+        places = list(_places(content))
+        packed = [path for path in places if any(isinstance(_at(content, path[:n]), _Packed) for n in range(len(path)))]
+        return draw.choice(packed if packed and chance < 1 / 3 else places)
     path: list[Any] = []
     node: Any = content
     while _keys(node) and (not path or draw.random() < 0.95):
@@ -324,7 +327,7 @@ def _other(value: Any, draw: random.Random, *, tensors: bool) -> Any:
     if isinstance(value, Tensor):
         # Torch has hardly any arithmetic for the dtypes that a first change may have left.
         rare = value.dtype not in _ARITHMETIC
-        common = () if rare else (_other_values, _other_values, _other_ids)
+        common = () if rare else (_other_values, _other_values, _other_ids, _other_ids)
         return draw.choice((*common, _other_shape, _other_dtype))(value, draw)
     if isinstance(value, bool) or value is None:
         return draw.choice(_STRANGE)
@@ -402,7 +405,7 @@ def _other_shape(value: Tensor, draw: random.Random) -> Tensor:
 def _other_ids(value: Tensor, draw: random.Random) -> Tensor:
     """Return different ids in ascending order, or numbers that rise from 0: more, fewer or as many as there were."""
     size = value.numel()
-    number = draw.choice((0, 1, max(0, size - 1), size, size + 1, size + 30, size + 30, 3 * size))
+    number = draw.choice((0, max(0, size - 1), size, size + 1, size + 30, size + 30, size + 30, 3 * size))
     if value.is_floating_point() or draw.random() < 0.3:
         rising = torch.linspace(0, draw.choice((1.0, 1e9, 1e-9)), number, dtype=torch.float64)
         return rising.to(value.dtype) if value.is_floating_point() else rising.view(torch.int64).to(value.dtype)

@@ -10,6 +10,8 @@ from manyclass.registry import check_options
 # Larger models would take hours to build, or their size would overflow.
 _LARGEST_SIZES = {"layers": 1000, **dict.fromkeys(("batch_size", "dim", "hidden_layers", "rank", "length"), 2**31 - 1)}
 
+_LARGEST_SEED = 2**32 - 1  # seeds of epochs are multiples of it, and must fit into 64 bits
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -79,7 +81,7 @@ class Settings:
             k=self.k,
             rmse_log_z=self.rmse_log_z,
         )
-        _check.integer("seed", self.seed, 0)
+        _check.integer("seed", self.seed, 0, _LARGEST_SEED)
 
     def over(self, defaults: "Settings") -> "Settings":
         """Return these settings, with None replaced by defaults."""
