@@ -109,3 +109,19 @@ def test_the_tree_is_part_of_the_state():
     other.load_state_dict(head.state_dict())
     hidden, ids = torch.randn(2, 3), torch.arange(50)
     torch.testing.assert_close(other.log_prob(hidden, ids), head.log_prob(hidden, ids))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda x: x[:2], r"`_length` must have shape \[7\], got \[2\]"),
+        (lambda x: x - 10, r"`_length` must lie in \[1, 62\], got -"),
+        (lambda x: x + 2**40, r"`_length` must lie in \[1, 62\], got "),
+        (lambda x: x + 1, "`_length` must be the depths of all leaves of a binary tree"),
+    ],
+)
+def test_lengths_that_are_not_those_of_a_tree_are_refused(change, message):
+    state = HierarchicalHead(3, 7).state_dict()
+    state["_length"] = change(state["_length"])
+    with pytest.raises(ValueError, match=message):
+        HierarchicalHead(3, 7).load_state_dict(state)

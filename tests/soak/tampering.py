@@ -96,7 +96,7 @@ _DIGEST = re.compile(rb'\\"digest\\":\\"([0-9a-f]{64})\\"')
 
 
 def tampered(content: dict[str, Any], draw: random.Random, *, tensors: bool = True) -> tuple[str, dict[str, Any]]:
-    """Return the change made and the tree with one place changed, or now and then two or three.
+    """Return the change made and the tree with one place changed, or in a third of the cases two or three.
 
     States packed into a tensor are changed inside. No key is known here, so any state dict can be changed.
     """

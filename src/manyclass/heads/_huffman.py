@@ -8,8 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from manyclass import _check
+
 # Codes are int64. A Huffman code is at most log_φ(total / least) + 1 bits long, 61 for this ratio.
 MIN_WEIGHT_RATIO = 2.0**-41
+MAX_LENGTH = 62
 
 
 @dataclass(frozen=True)
@@ -62,6 +65,23 @@ def code_lengths(weights: Tensor) -> Tensor:
         made -= len(pair)
         depth[pair] = depth[made : made + len(pair)].unsqueeze(1) + 1
     return depth[:n]
+
+
+def check_lengths(length: Tensor, num_classes: int) -> None:
+    """Check loaded lengths, from which tables and places in them follow.
+
+    Raises:
+        ValueError: there is not one for each class, one is out of range, or they do not fill a tree.
+    """
+    _check.shape("_length", length, (num_classes,))
+    if (bad := (length < 1) | (length > MAX_LENGTH)).any():
+        raise ValueError(f"`_length` must lie in [1, {MAX_LENGTH}], {_check.at_first(length, bad)}")
+    # Sums of Python's integers do not round.
+    if (
+        sum(number << (MAX_LENGTH - depth) for depth, number in enumerate(length.bincount().tolist()))
+        != 1 << MAX_LENGTH
+    ):
+        raise ValueError("`_length` must be the depths of all leaves of a binary tree, got others")
 
 
 def canonical(length: Tensor) -> Code:

@@ -10,7 +10,7 @@ from manyclass import _check
 from manyclass._loaded_state import follow_loaded_state
 from manyclass.counts import ClassCounts
 from manyclass.defaults import IGNORE_INDEX
-from manyclass.heads._huffman import canonical, code_lengths
+from manyclass.heads._huffman import canonical, check_lengths, code_lengths
 from manyclass.heads._rows import RowLookup
 from manyclass.heads.exact import TopK
 from manyclass.heads.examples import flatten_examples
@@ -69,7 +69,8 @@ class HierarchicalHead(nn.Module):
         self._biases = RowLookup(self.bias, sparse=sparse)
 
     def _derive(self, _: object = None) -> None:
-        """Derive the code and its tables from the lengths."""
+        """Derive the code and its tables from the lengths, which may have been loaded."""
+        check_lengths(self._length.cpu(), self.num_classes)
         self._code = code = canonical(self._length.cpu())
         self._rank = code.rank.to(self._length.device)
         levels = (code.first, code.before, code.leaves, code.inner)
