@@ -317,7 +317,7 @@ class Commands(Subject):
             self._queries.write_text("".join(f"{line}\n" for line in training.queries))
         fit = ("fit", self._data, "--out", folder / "model", *training.options, "--epochs", 10)
         for command in (
-            (*fit, "--k", 8, "--no-report", "--probe-every", 0, "--checkpoint-every", 1000, "--evaluated", 50),
+            (*fit, "--k", 8, "--no-report", "--probe-every", 0, "--evaluate-every", 250, "--checkpoint-every", 1000),
             ("predict", folder / "model", self._queries, "--index"),
         ):
             done = called(*command)
