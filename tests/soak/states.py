@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -80,7 +80,8 @@ def states(
     folder: Path, share: float, seed: int, *, seconds: float | None = None, only: Callable[[str], bool] | None = None
 ) -> Outcome:
     """Run the cases of a seed in worker processes: a share of them, or as many as the seconds suffice for."""
-    outcome, begin, largest = Outcome(), time.monotonic(), 0
+    outcome = Outcome(seen=dict.fromkeys(("crash", "hang", "memory", "refused", "used"), 0))
+    begin, largest = time.monotonic(), 0
     names = [name for name in subjects() if only is None or only(name)]
     worker = Worker(folder / "states")
     for number in range(round(NUM_CASES * share)):
@@ -221,15 +222,19 @@ class Changed:
     alone: bool = False
 
 
-class Subject:
+class Subject(Protocol):
     """A valid state to change, and all that a user does with it."""
 
-    def changed(self, draw: random.Random) -> Changed: ...
+    def changed(self, draw: random.Random) -> Changed:
+        """Return the state with a change that follows from `draw`."""
+        ...
 
-    def use(self, state: Changed) -> tuple[list[str], bool]: ...
+    def use(self, state: Changed) -> tuple[list[str], bool]:
+        """Use a changed state; return the faults, and True if it was refused."""
+        ...
 
 
-class Library(Subject):
+class Library:
     """A head and an optimiser in the middle of a training: load, draw, step, save.
 
     Args:
@@ -296,7 +301,7 @@ def _steps(head: nn.Module, optimizer: torch.optim.Optimizer, steps: range) -> N
         catch_up()
 
 
-class Commands(Subject):
+class Commands:
     """A training in a folder, with a rebuild under way: info, evaluate, predict, resume.
 
     Args:
