@@ -1,5 +1,6 @@
 """K-means of class vectors."""
 
+import pytest
 import torch
 
 from manyclass import kmeans
@@ -20,3 +21,10 @@ def test_the_search_by_groups_finds_a_centroid_about_as_near(monkeypatch):
     assert (found == exact).float().mean() > 0.9
     assert (distance(found) >= distance(exact) - 1e-5).all()
     assert distance(found).mean() < 1.1 * distance(exact).mean()
+
+
+@pytest.mark.parametrize("value", [1e30, float("inf"), float("nan")])
+def test_vectors_that_have_diverged_have_centroids_in_any_order(value):
+    vectors = torch.randn(50, 3)
+    vectors[::2] *= value
+    assert kmeans.fit_centroids(vectors, 4).shape == (4, 3)

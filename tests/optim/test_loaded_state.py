@@ -110,3 +110,15 @@ def test_a_state_of_another_form_is_refused_before_anything_is_loaded(name, chan
 def test_an_object_that_is_no_state_dict_is_refused(state):
     with pytest.raises(ValueError, match="must have `state` and `param_groups`"):
         OURS["RowAdam"](parameters()).load_state_dict(state)
+
+
+@pytest.mark.parametrize(("name", "option_name"), [("RowSGD, both", "lr"), ("RowAdagrad", "initial_accumulator_value")])
+def test_options_may_be_ints_of_more_than_64_bits(name, option_name):
+    params, optimizer = trained(name)
+    state = copy.deepcopy(optimizer.state_dict())
+    option(option_name, 10**30)(state)
+    optimizer.load_state_dict(state)
+    set_gradients(params, rows(9), 9)
+    optimizer.step()
+    params[0].data = torch.cat([params[0].data, torch.ones(2, D)])
+    optimizer.resize_rows(params[0], C)

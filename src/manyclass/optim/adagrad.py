@@ -65,7 +65,7 @@ class RowAdagrad(Optimizer):
         state = self.state[parameter]
         if "sum" not in state:
             shape = parameter.shape[:1] if group["by_row"] else parameter.shape
-            start = group["initial_accumulator_value"]
+            start = float(group["initial_accumulator_value"])
             state["sum"] = torch.full(shape, start, dtype=wide_dtype(parameter.dtype), device=parameter.device)
         if rows := raw_rows(parameter, state["sum"]):
             options = {"lr": group["lr"], "eps": group["eps"], "by_row": state["sum"].dim() < parameter.dim()}
@@ -94,7 +94,7 @@ class RowAdagrad(Optimizer):
         state = self.state.get(parameter, {})
         if "sum" in state:
             (group,) = (group for group in self.param_groups if any(p is parameter for p in group["params"]))
-            start = group["initial_accumulator_value"]
+            start = float(group["initial_accumulator_value"])
             state["sum"] = resized(state["sum"], old_rows, len(parameter), start)
 
 

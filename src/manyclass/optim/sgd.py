@@ -65,7 +65,8 @@ class RowSGD(Optimizer):
         return update_all(self, closure, self._update)
 
     def _update(self, parameter: Tensor, group: dict[str, Any]) -> None:
-        lr, momentum, decay = group["lr"], group["momentum"], group["weight_decay"]
+        # A large int is a valid option, but torch takes only those of 64 bits.
+        lr, momentum, decay = (float(group[name]) for name in ("lr", "momentum", "weight_decay"))
         state = self.state[parameter]
         ids, gradient = coalesced_rows(parameter)
         if momentum and "momentum_buffer" not in state:
