@@ -51,7 +51,8 @@ quality: $(BENCH)
 	THP_MEM_ALLOC_ENABLE=1 $(PYTHON) benchmarks/quality.py
 	$(PYTHON) benchmarks/plots.py
 
-# Hundreds of kills, interrupts, full disks and damaged files, and the tests that depend on the machine: 15 minutes.
+# Hundreds of kills, interrupts, full disks and damaged files, thousands of edited states, and the tests that depend on
+# the machine: half an hour.
 soak: $(READY)
 	$(PYTHON) -m tests.soak
 	OMP_NUM_THREADS=1 $(PYTHON) -m pytest -m machine

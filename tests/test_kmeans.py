@@ -43,3 +43,10 @@ def test_clusters_that_are_made_in_inference_mode_can_be_used_in_training():
     with torch.inference_mode():
         centroids = kmeans.fit_centroids(rows, 20)
     assert not centroids.is_inference()
+
+
+@pytest.mark.parametrize("value", [1e30, float("inf"), float("nan")])
+def test_vectors_that_have_diverged_have_centroids_in_any_order(value):
+    vectors = torch.randn(50, 3)
+    vectors[::2] *= value
+    assert kmeans.fit_centroids(vectors, 4).shape == (4, 3)

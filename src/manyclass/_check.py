@@ -5,6 +5,7 @@ CPU only, and never while a graph is compiled; `check_values` changes that.
 """
 
 import math
+import sys
 from collections.abc import Sequence
 
 import torch
@@ -70,7 +71,9 @@ def number(name: str, value: float, *, low: float = -math.inf, strict: bool = Fa
     """Check that the value is finite and at least (or, if strict, above) `low`, and return it as a float."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(f"`{name}` must be a number, got {value!r}")
-    if not math.isfinite(value) or value < low or (strict and value == low):
+    # A float cannot hold every int.
+    finite = -sys.float_info.max <= value <= sys.float_info.max
+    if not finite or value < low or (strict and value == low):
         bound = "" if low == -math.inf else f" and {'above' if strict else 'at least'} {low:g}"
         raise ValueError(f"`{name}` must be finite{bound}, got {value}")
     return float(value)

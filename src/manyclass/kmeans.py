@@ -39,7 +39,11 @@ def fit_centroids(vectors: Tensor, number: int, start: Tensor | None = None) -> 
         elsewhere = rows.roll(-(turn + 1) * number, 0)[:number]
         centroids = torch.where(count > 0, total / count.clamp(min=1), elsewhere)
     centred = centroids - centroids.mean(0)
-    direction = torch.linalg.eigh(centred.T @ centred).eigenvectors[:, -1]
+    spread = centred.T @ centred
+    # Vectors that have diverged have no such direction, and the loss reports them better than the solver does.
+    if not spread.isfinite().all():
+        return centroids
+    direction = torch.linalg.eigh(spread).eigenvectors[:, -1]
     return centroids[(centred @ direction).argsort()].contiguous()
 
 

@@ -34,6 +34,15 @@ def test_info_reports_a_damaged_checkpoint(trained, tmp_path, capsys):
     assert "damaged" in capsys.readouterr().out
 
 
+def test_info_sees_damage_within_a_tensor(trained, tmp_path, capsys):
+    folder = shutil.copytree(trained("features")[1], tmp_path / "copied")
+    data = bytearray((folder / "newest.safetensors").read_bytes())
+    data[8 + int.from_bytes(data[:8], "little") + 20] ^= 1
+    (folder / "newest.safetensors").write_bytes(data)
+    assert run("info", folder) == 0
+    assert "digest is another than when it was written" in " ".join(capsys.readouterr().out.replace("│", " ").split())
+
+
 def test_a_folder_without_a_model_is_one_line(tmp_path, capsys):
     assert run("info", tmp_path) == 2
     assert capsys.readouterr().err.count("\n") == 1

@@ -1,4 +1,4 @@
-"""Hundreds of kills, interrupts, full disks and broken files: python -m tests.soak --share 0.1 --part kills."""
+"""Hundreds of kills, interrupts, full disks and broken files, and edited states: python -m tests.soak --part kills."""
 
 import argparse
 import sys
@@ -13,6 +13,7 @@ from tests.soak.full_disk import full_disk
 from tests.soak.interrupts import interrupts
 from tests.soak.kills import kills
 from tests.soak.outcome import Outcome
+from tests.soak.states import states
 
 PARTS = {
     "kills": kills,
@@ -20,6 +21,7 @@ PARTS = {
     "full-disk": full_disk,
     "checkpoints": checkpoints,
     "files": files,
+    "states": states,
 }
 
 

@@ -19,7 +19,7 @@ from tests.corruptions import corruptions
 from tests.soak.commands import Ended, called, run
 from tests.soak.models import Small, smalls
 from tests.soak.outcome import Outcome
-from tests.soak.tampering import tampered, tampered_json
+from tests.soak.tampering import resealed, tampered, tampered_json
 from tests.soak.trainings import left
 from tests.storage.trees import difference
 
@@ -217,9 +217,7 @@ def _newer(data: bytes) -> bytes:
     """Return the same file with the number of a later format and the right digest."""
     changed = data.replace(rb"\"format\":2", rb"\"format\":7")
     assert changed != data
-    before = changed.index(rb"\"digest\":\"") + len(rb"\"digest\":\"")
-    zeros = changed[:before] + b"0" * 64 + changed[before + 64 :]
-    return changed[:before] + hashlib.sha256(zeros).hexdigest().encode() + changed[before + 64 :]
+    return resealed(changed)
 
 
 def _contents(folder: Path) -> dict[str, str]:

@@ -182,6 +182,22 @@ def test_a_tensor_named_twice_is_refused(tmp_path):
     assert "its JSON has a key twice" in refused(path)
 
 
+def test_more_tensors_than_are_ever_saved_are_refused_before_they_are_read(tmp_path):
+    entry = {"dtype": "U8", "shape": [0], "data_offsets": [0, 0]}
+    path = written(tmp_path / "x", *tree('{"dict":[]}', **{f"t{i}": entry for i in range(20_000)}))
+    begin = time.process_time()
+    assert "it names 20,001 tensors, which are more than 20,000" in refused(path)
+    assert time.process_time() - begin < 1
+    with pytest.raises(ValueError, match="`content` must have fewer tensors, got 20001"):
+        storage.save(path, {"many": [torch.empty(0) for _ in range(20_000)]}, content_type="thing")
+
+
+@pytest.mark.parametrize("tensor", [torch.ones(9), torch.ones(3, 3).byte(), torch.ones(9).bfloat16()])
+def test_a_tensor_that_holds_no_bytes_is_refused(tensor):
+    with pytest.raises(ValueError, match=r"`tensor` must be bytes \[N\] of uint8, got \["):
+        storage.from_tensor(tensor)
+
+
 def test_the_reason_is_short_even_if_names_in_the_file_are_long(tmp_path):
     entry = {"dtype": "F8_E8M0", "shape": [0], "data_offsets": [0, 0]}
     path = written(tmp_path / "x", {"a" * 10**6: entry})

@@ -33,6 +33,8 @@ CHANGES = {
     "random": (lambda s: s["training"].update(rng_now=[torch.zeros(5056).byte()]), "mt19937"),
     "shape": (lambda s: sum_of(s).update(exp_avg=torch.zeros(3)), "an optimiser's exp_avg is not what it should be"),
     "infinite": (lambda s: sum_of(s)["exp_avg"].fill_(torch.inf), "an optimiser's exp_avg is not finite"),
+    "missing": (lambda s: s["optimizers"][1]["state"][0].pop("exp_avg"), "an optimiser's state is not what it should"),
+    "negative": (lambda s: s["optimizers"][1]["state"][0]["step"].fill_(-3), "an optimiser's step is negative"),
     "learning_rate": (lambda s: s["optimizers"][0]["param_groups"][0].update(lr=None), r"an optimiser\[0\]\['lr'\]"),
     "parameters": (lambda s: s["optimizers"][0]["param_groups"][0].update(params=[1, 0]), "has other parameters"),
     "schedule": (lambda s: s["schedulers"][0].update(last_epoch=-3), "a schedule"),

@@ -3,6 +3,7 @@
 import contextlib
 import csv
 import json
+import math
 import os
 import shutil
 import signal
@@ -278,6 +279,8 @@ def test_a_manifest_with_another_number_is_refused(tmp_path):
         (lambda manifest: manifest.pop("options"), "it is damaged: it does not say when to evaluate"),
         (lambda manifest: manifest["settings"].update(learning_rate="x"), "the settings of a training are damaged"),
         (lambda manifest: manifest.pop("settings"), "the settings of a training"),
+        (lambda manifest: manifest["options"].update(evaluate_seconds=math.inf), "it is damaged: it is no JSON"),
+        (lambda manifest: manifest.update(more=math.nan), "it is damaged: it is no JSON"),
     ],
 )
 def test_a_damaged_manifest_is_refused(tmp_path, change, message):

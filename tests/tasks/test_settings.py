@@ -71,6 +71,8 @@ def test_a_limit_in_seconds_replaces_the_default_epochs():
         ({"hidden_layers": (5, 0)}, "`hidden_layers` must be at least 1, got 0"),
         ({"k": "all"}, "`k` must be .*'auto'.*, got 'all'"),
         ({"k": 0}, "`k` must be at least 1, got 0"),
+        ({"seed": 2**63}, "`seed` must be at most 4294967295, got 9223372036854775808"),
+        ({"learning_rate": 10**400}, "`learning_rate` must be finite and above 0, got 1000"),
         ({"rmse_log_z": 0.1}, "`rmse_log_z` must come with `k` 'auto', got 0.1 with k = None"),
         ({"rmse_log_z": 0.1, "k": 5}, "`rmse_log_z` must come with `k` 'auto', got 0.1 with k = 5"),
         ({"optimizer": "lion"}, "`optimizer` must be .*, got 'lion'"),

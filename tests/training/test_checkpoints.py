@@ -323,7 +323,14 @@ def test_a_folder_without_checkpoints(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "content", [{}, {"state": {}}, {"state": [], "best_loss": 1.0}, {"state": {}, "best_loss": "1"}]
+    "content",
+    [
+        {},
+        {"state": {}},
+        {"state": [], "best_cost": 1.0},
+        {"state": {}, "best_cost": "1"},
+        {"state": {}, "best_cost": float("nan")},
+    ],
 )
 def test_a_checkpoint_of_something_else_is_refused(tmp_path, content):
     storage.save(tmp_path / "newest.safetensors", content, content_type="checkpoint")

@@ -9,6 +9,7 @@ A product over [s, T) climbs upwards from s, over at most one aligned run for ea
 runs into which the bits of T divide [0, T). From there the products to the end are the same for all rows.
 """
 
+import math
 from typing import TypedDict
 
 import torch
@@ -32,6 +33,29 @@ class StepHistory(TypedDict):
 def empty(device: torch.device) -> StepHistory:
     """Return a history of no steps."""
     return {"steps": 0, "runs": [], "table": _identity(2 * _INITIAL_STEPS, device)}
+
+
+def check_history(history: object) -> int:
+    """Check a loaded history, whose table is read by index, and return its number of steps.
+
+    Raises:
+        ValueError: the steps, runs or table cannot come from `append`.
+    """
+    if not isinstance(history, dict) or set(history) != set(StepHistory.__annotations__):
+        raise ValueError("`history` must have steps, runs and a table, got others")
+    steps, runs, table = history["steps"], history["runs"], history["table"]
+    if not isinstance(table, Tensor) or table.dtype != torch.float64 or table.shape[1:] != (2, 2):
+        raise ValueError("`history` must have a table of matrices [N, 2, 2] of float64, got another")
+    if type(steps) is not int or not 0 <= 2 * steps <= len(table) or len(table) < 2 * _INITIAL_STEPS:
+        raise ValueError(f"`history` must have as many steps as half its table of {len(table)}, at most, got {steps}")
+    good = isinstance(runs, list) and len(runs) == steps.bit_count() and all(map(_is_matrix, runs))
+    if not good:
+        raise ValueError(f"`history` must have a matrix for each bit of its {steps} steps, got others")
+    return steps
+
+
+def _is_matrix(value: object) -> bool:
+    return isinstance(value, list) and len(value) == 4 and all(type(x) is float and math.isfinite(x) for x in value)
 
 
 def append(history: StepHistory, matrix: Matrix) -> None:

@@ -7,9 +7,12 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from manyclass import _check
 from manyclass.optim._rows import wide_dtype
 
 Update = Callable[[Tensor, dict[str, Any]], None]
+CheckOptions = Callable[[dict[str, Any]], None]
+CheckState = Callable[[dict[str, Any], Tensor], None]
 
 
 def update_all(optimizer: Optimizer, closure: Callable[[], float] | None, update: Update) -> float | None:
@@ -23,6 +26,66 @@ def update_all(optimizer: Optimizer, closure: Callable[[], float] | None, update
             if parameter.grad is not None:
                 update(parameter, group)
     return loss
+
+
+def check_loaded(
+    optimizer: Optimizer, state_dict: dict[str, Any], check_options: CheckOptions, check_state: CheckState
+) -> None:
+    """Check a state dict before it is loaded: kernels trust sizes and dtypes of the state.
+
+    Args:
+        optimizer: the optimiser that loads it.
+        state_dict: the state dict; any object.
+        check_options: called with the options of each group, raises if one is missing or out of range.
+        check_state: called with the state of each parameter that has any, and the parameter; raises if it is not one.
+
+    Raises:
+        TypeError, ValueError: the state dict is not that of such an optimiser of such parameters.
+    """
+    groups, state = (
+        state_dict.get(name) if isinstance(state_dict, dict) else None for name in ("param_groups", "state")
+    )
+    if not isinstance(state, dict) or not isinstance(groups, list) or not all(isinstance(g, dict) for g in groups):
+        raise ValueError("`state_dict` must have `state` and `param_groups`, got an object without them")
+    wanted = [len(group["params"]) for group in optimizer.param_groups]
+    ids = [group.get("params") for group in groups]
+    if not all(isinstance(part, list) for part in ids) or [len(part) for part in ids] != wanted:
+        raise ValueError(f"`state_dict` must have groups of {wanted} parameters, got others")
+    flat = [i for part in ids for i in part]
+    if not all(type(i) is int for i in flat) or len(set(flat)) < len(flat) or not set(state) <= set(flat):
+        raise ValueError("`state_dict` must number each parameter once, and hold state of these alone, got others")
+    for group in groups:
+        for name in optimizer.defaults:
+            if name not in group:
+                raise ValueError(f"`state_dict` must have the option {name!r} in each group, got one without it")
+        check_options(group)
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    for i, parameter in zip(flat, parameters, strict=True):
+        if i in state:
+            if not isinstance(state[i], dict):
+                raise TypeError(f"`state_dict` must hold a dict for each parameter, got {type(state[i]).__name__}")
+            if state[i]:
+                check_state(state[i], parameter)
+
+
+def check_names(state: dict[str, Any], names: Collection[str], optional: Collection[str] = ()) -> None:
+    """Raise unless the state of a parameter has these entries and, besides, at most the optional ones."""
+    if not set(names) <= set(state) <= {*names, *optional}:
+        wanted, got = (", ".join(map(repr, x)) or "nothing" for x in (names, state))
+        raise ValueError(f"the state of a parameter must have {wanted}, got {got[:200]}")
+
+
+def check_table(state: dict[str, Any], name: str, *shapes: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
+    """Check that an entry is a dense tensor of one of these shapes and of this dtype; None: of any real one."""
+    table = _check.tensor(name, state[name])
+    good = table.is_floating_point() if dtype is None else table.dtype == dtype
+    if tuple(table.shape) not in shapes or not good or table.layout != torch.strided:
+        wanted = " or ".join(str(list(shape)) for shape in shapes)
+        kind = "floating point" if dtype is None else dtype
+        raise ValueError(
+            f"`{name}` must have shape {wanted} and dtype {kind}, got {list(table.shape)} of {table.dtype}"
+        )
+    return table
 
 
 def restore(optimizer: Optimizer, state_dict: dict[str, Any], exact: Collection[str] = ()) -> None:

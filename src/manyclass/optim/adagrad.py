@@ -11,7 +11,7 @@ from torch.optim.optimizer import ParamsT
 from manyclass import _check
 from manyclass.kernels import cpu
 from manyclass.optim._gradient import coalesced_rows, raw_rows
-from manyclass.optim._optimizer import restore, update_all
+from manyclass.optim._optimizer import check_loaded, check_names, check_table, restore, update_all
 from manyclass.optim._rows import per_row, put, resized, take, wide_dtype
 
 
@@ -53,9 +53,7 @@ class RowAdagrad(Optimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Check the options of a group and add it."""
-        options = {**self.defaults, **param_group}
-        for name in ("lr", "initial_accumulator_value", "eps"):
-            _check.number(name, options[name], low=0)
+        _check_options({**self.defaults, **param_group})
         super().add_param_group(param_group)
 
     @torch.no_grad()
@@ -67,7 +65,7 @@ class RowAdagrad(Optimizer):
         state = self.state[parameter]
         if "sum" not in state:
             shape = parameter.shape[:1] if group["by_row"] else parameter.shape
-            start = group["initial_accumulator_value"]
+            start = float(group["initial_accumulator_value"])
             state["sum"] = torch.full(shape, start, dtype=wide_dtype(parameter.dtype), device=parameter.device)
         if rows := raw_rows(parameter, state["sum"]):
             options = {"lr": group["lr"], "eps": group["eps"], "by_row": state["sum"].dim() < parameter.dim()}
@@ -82,7 +80,12 @@ class RowAdagrad(Optimizer):
         put(parameter, ids, take(parameter, ids).addcdiv_(gradient, scale, value=-group["lr"]))
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load the state with the dtypes of the arithmetic."""
+        """Load the state with the dtypes of the arithmetic.
+
+        Raises:
+            TypeError, ValueError: the state is not that of a RowAdagrad of such parameters.
+        """
+        check_loaded(self, state_dict, _check_options, _check_state)
         super().load_state_dict(state_dict)
         restore(self, state_dict)
 
@@ -91,5 +94,17 @@ class RowAdagrad(Optimizer):
         state = self.state.get(parameter, {})
         if "sum" in state:
             (group,) = (group for group in self.param_groups if any(p is parameter for p in group["params"]))
-            start = group["initial_accumulator_value"]
+            start = float(group["initial_accumulator_value"])
             state["sum"] = resized(state["sum"], old_rows, len(parameter), start)
+
+
+def _check_options(options: dict[str, Any]) -> None:
+    for name in ("lr", "initial_accumulator_value", "eps"):
+        _check.number(name, options[name], low=0)
+    if not isinstance(options["by_row"], bool):
+        raise TypeError(f"`by_row` must be True or False, got {options['by_row']!r}")
+
+
+def _check_state(state: dict[str, Any], parameter: Tensor) -> None:
+    check_names(state, ("sum",))
+    check_table(state, "sum", tuple(parameter.shape), tuple(parameter.shape[:1]))

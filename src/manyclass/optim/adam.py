@@ -11,7 +11,7 @@ from torch.optim.optimizer import ParamsT
 from manyclass import _check
 from manyclass.kernels import cpu
 from manyclass.optim._gradient import coalesced_rows, raw_rows
-from manyclass.optim._optimizer import restore, update_all
+from manyclass.optim._optimizer import check_loaded, check_names, check_table, restore, update_all
 from manyclass.optim._rows import per_row, put, resized, take, wide_dtype
 
 
@@ -55,13 +55,7 @@ class RowAdam(Optimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Check the options of a group and add it."""
-        options = {**self.defaults, **param_group}
-        _check.number("lr", options["lr"], low=0)
-        if len(options["betas"]) != 2:
-            raise ValueError(f"`betas` must be two numbers, got {options['betas']}")
-        for i, beta in enumerate(options["betas"]):
-            _check.fraction(f"betas[{i}]", beta)
-        _check.number("eps", options["eps"], low=0)
+        _check_options({**self.defaults, **param_group})
         super().add_param_group(param_group)
 
     @torch.no_grad()
@@ -96,7 +90,12 @@ class RowAdam(Optimizer):
         put(parameter, ids, rows.sub_(rate * first / (second.sqrt() / spread).add_(group["eps"])))
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load the state with the dtypes of the arithmetic; step counts keep theirs."""
+        """Load the state with the dtypes of the arithmetic; step counts keep theirs.
+
+        Raises:
+            TypeError, ValueError: the state is not that of a RowAdam of such parameters.
+        """
+        check_loaded(self, state_dict, _check_options, _check_state)
         super().load_state_dict(state_dict)
         restore(self, state_dict, exact=("steps",))
 
@@ -105,3 +104,22 @@ class RowAdam(Optimizer):
         state = self.state.get(parameter, {})
         for name, table in state.items():
             state[name] = resized(table, old_rows, len(parameter), 0)
+
+
+def _check_options(options: dict[str, Any]) -> None:
+    betas = options["betas"]
+    _check.number("lr", options["lr"], low=0)
+    if not isinstance(betas, tuple | list) or len(betas) != 2:
+        raise ValueError(f"`betas` must be two numbers, got {betas}")
+    for i, beta in enumerate(betas):
+        _check.fraction(f"betas[{i}]", beta)
+    _check.number("eps", options["eps"], low=0)
+
+
+def _check_state(state: dict[str, Any], parameter: Tensor) -> None:
+    check_names(state, ("exp_avg", "exp_avg_sq", "steps"))
+    for name in ("exp_avg", "exp_avg_sq"):
+        check_table(state, name, tuple(parameter.shape))
+    steps = check_table(state, "steps", tuple(parameter.shape[:1]), dtype=torch.float32)
+    if (bad := ~(steps >= 0) | steps.isinf()).any():
+        raise ValueError(f"`steps` must be finite and not negative, {_check.at_first(steps, bad)}")

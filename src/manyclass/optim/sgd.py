@@ -10,8 +10,8 @@ from torch.optim.optimizer import ParamsT
 
 from manyclass import _check
 from manyclass.optim._gradient import coalesced_rows
-from manyclass.optim._history import append, empty, since
-from manyclass.optim._optimizer import restore, update_all
+from manyclass.optim._history import append, check_history, empty, since
+from manyclass.optim._optimizer import check_loaded, check_names, check_table, restore, update_all
 from manyclass.optim._rows import per_row, put, resized, take
 
 _CHUNK_ROWS = 1 << 18
@@ -56,10 +56,7 @@ class RowSGD(Optimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Check the options of a group and add it."""
-        options = {**self.defaults, **param_group}
-        _check.number("lr", options["lr"], low=0)
-        _check.fraction("momentum", options["momentum"])
-        _check.number("weight_decay", options["weight_decay"], low=0)
+        _check_options({**self.defaults, **param_group})
         super().add_param_group(param_group)
 
     @torch.no_grad()
@@ -68,7 +65,8 @@ class RowSGD(Optimizer):
         return update_all(self, closure, self._update)
 
     def _update(self, parameter: Tensor, group: dict[str, Any]) -> None:
-        lr, momentum, decay = group["lr"], group["momentum"], group["weight_decay"]
+        # A large int is a valid option, but torch takes only those of 64 bits.
+        lr, momentum, decay = (float(group[name]) for name in ("lr", "momentum", "weight_decay"))
         state = self.state[parameter]
         ids, gradient = coalesced_rows(parameter)
         if momentum and "momentum_buffer" not in state:
@@ -116,7 +114,12 @@ class RowSGD(Optimizer):
         del state["history"], state["last"]
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load the state with the dtypes of the arithmetic; the history keeps its own."""
+        """Load the state with the dtypes of the arithmetic; the history keeps its own.
+
+        Raises:
+            TypeError, ValueError: the state is not that of a RowSGD of such parameters.
+        """
+        check_loaded(self, state_dict, _check_options, _check_state)
         super().load_state_dict(state_dict)
         restore(self, state_dict, exact=("last", "table"))
 
@@ -138,3 +141,22 @@ def _apply(product: Tensor, rows: Tensor, velocity: Tensor | None) -> None:
     before = rows.clone()
     rows.mul_(w_w).addcmul_(velocity, w_v)
     velocity.mul_(v_v).addcmul_(before, v_w)
+
+
+def _check_options(options: dict[str, Any]) -> None:
+    _check.number("lr", options["lr"], low=0)
+    _check.fraction("momentum", options["momentum"])
+    _check.number("weight_decay", options["weight_decay"], low=0)
+
+
+def _check_state(state: dict[str, Any], parameter: Tensor) -> None:
+    # The history and the last step of each row come and go together.
+    missed = ("last", "history") if "last" in state or "history" in state else ()
+    check_names(state, missed, optional=("momentum_buffer",))
+    if "momentum_buffer" in state:
+        check_table(state, "momentum_buffer", tuple(parameter.shape))
+    if missed:
+        steps = check_history(state["history"])
+        last = check_table(state, "last", tuple(parameter.shape[:1]), dtype=torch.int64)
+        if (bad := (last < 0) | (last > steps)).any():
+            raise ValueError(f"`last` must lie in [0, {steps}], {_check.at_first(last, bad)}")

@@ -6,7 +6,9 @@ from typing import BinaryIO
 
 NO_DIGEST = "0" * 64  # the header has it until the file is complete
 CHUNK_BYTES = 1 << 22
-_MAX_HEADER_BYTES = 100_000_000  # the library's limit
+# Each tensor takes time and memory whatever its size, so that a small file of many would take minutes.
+_MAX_TENSORS = 20_000
+_MAX_HEADER_BYTES = 1 << 25
 _DIGEST = re.compile(rb'\\"digest\\":\\"([0-9a-f]{64})\\"')
 
 
@@ -18,7 +20,7 @@ def read_header(file: BinaryIO, size: int) -> bytes:
     """Read the bytes of a file of this size up to its first tensor.
 
     Raises:
-        RefusedError: the header is cut off, or the file has another format.
+        RefusedError: the header is cut off or names too many tensors, or the file has another format.
     """
     start = file.read(9)
     if not start:
@@ -31,6 +33,9 @@ def read_header(file: BinaryIO, size: int) -> bytes:
     header = start + file.read(length - 1)
     if len(header) < 8 + length:
         raise RefusedError(f"it is cut off: {size} bytes end within its header")
+    # Quotes within a name are escaped, so this counts the tensors before anything is parsed.
+    if (number := header.count(b'"data_offsets"')) > _MAX_TENSORS:
+        raise RefusedError(f"it names {number:,} tensors, which are more than {_MAX_TENSORS:,}")
     return header
 
 
@@ -45,8 +50,8 @@ def _other_format(start: bytes) -> str:
 def write_digest(file: BinaryIO, num_tensors: int) -> None:
     """Replace the zeros in the header of a complete file by the digest of the file."""
     length = int.from_bytes(file.read(8), "little")
-    if length > _MAX_HEADER_BYTES:
-        raise ValueError(f"`content` must have fewer tensors, got {num_tensors}, which no safetensors header holds")
+    if length > _MAX_HEADER_BYTES or num_tensors > _MAX_TENSORS:
+        raise ValueError(f"`content` must have fewer tensors, got {num_tensors}, more than a header may hold")
     file.seek(0)
     header = file.read(8 + length)
     digest = started_digest(header)

@@ -17,6 +17,7 @@ import torch
 from safetensors import SafetensorError, TensorSpec
 from torch import Tensor
 
+from manyclass import _check
 from manyclass.errors import UserError
 from manyclass.storage._digest import (
     CHUNK_BYTES,
@@ -107,8 +108,11 @@ def from_tensor(tensor: Tensor) -> dict[str, Any]:
     """Return the content given to `to_tensor`, with tensors on the CPU.
 
     Raises:
+        TypeError: the argument is not a tensor.
         ValueError: the bytes are not from `to_tensor`, or damaged.
     """
+    if _check.tensor("tensor", tensor).dtype != torch.uint8 or tensor.dim() != 1:
+        raise ValueError(f"`tensor` must be bytes [N] of uint8, got {list(tensor.shape)} of {tensor.dtype}")
     data = tensor.cpu().numpy().tobytes()
     try:
         header = read_header(io.BytesIO(data), len(data))

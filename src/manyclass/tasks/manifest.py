@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -27,7 +28,8 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     """
     path = folder / MANIFEST
     try:
-        manifest = json.loads(read_text(path, max_bytes=_MAX_BYTES))
+        text = read_text(path, max_bytes=_MAX_BYTES)
+        manifest = json.loads(text, parse_constant=_refuse_number, parse_float=_finite)
     except OSError as error:
         raise UserError(f"`MODEL` must be a folder that `manyclass fit` made, got {folder}: {error.strerror}") from None
     except (ValueError, RecursionError):
@@ -55,6 +57,16 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     if with_digest(manifest) != manifest:
         raise UserError(f"cannot read {path}: it is damaged: its digest is another than when it was written")
     return manifest  # type: ignore[no-any-return]
+
+
+def _finite(text: str) -> float:
+    """Return a number of JSON, which may be written too large for a float."""
+    number = float(text)
+    return number if math.isfinite(number) else _refuse_number(text)
+
+
+def _refuse_number(text: str) -> float:
+    raise ValueError(f"a number of JSON must be finite, got {text}")
 
 
 def with_digest(manifest: Mapping[str, Any]) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from manyclass.tasks.settings import Settings
 from manyclass.training import Record, Training
 
 _LARGEST_NUMBER = 1 << 53
+_ADAM_STATE = {"step", "exp_avg", "exp_avg_sq"}  # of torch, which checks none of it
 _RECORD_TYPES = {"step": int, "epoch": int, "examples": int, "seconds": float, "loss": float}
 
 
@@ -169,6 +170,8 @@ def _check_optimizer(saved: Any, optimizer: Optimizer) -> None:
     for i, own in saved["state"].items():
         if i not in range(len(parameters)) or not isinstance(own, dict):
             raise ValueError("an optimiser has other parameters")
+        if type(optimizer) is torch.optim.Adam and set(own) != _ADAM_STATE:
+            raise ValueError("an optimiser's state is not what it should be")
         for name, value in own.items():
             shape = parameters[i].shape
             # Adam counts steps: torch's for the whole tensor, the row optimiser for each row.
@@ -177,13 +180,15 @@ def _check_optimizer(saved: Any, optimizer: Optimizer) -> None:
                 raise ValueError(f"an optimiser's {name} is not what it should be")
             if not value.isfinite().all():
                 raise ValueError(f"an optimiser's {name} is not finite")
+            if name in ("step", "steps") and (value < 0).any():
+                raise ValueError(f"an optimiser's {name} is negative")
 
 
 def _is_number(value: object, type_: type) -> bool:
     """Return True for a finite number that is not negative; ints count as floats too."""
     if isinstance(value, bool) or not isinstance(value, int if type_ is int else int | float):
         return False
-    return math.isfinite(value) and 0 <= value < _LARGEST_NUMBER
+    return 0 <= value < _LARGEST_NUMBER
 
 
 def _is_record(record: object) -> bool:

@@ -7,8 +7,13 @@ from manyclass import _check
 from manyclass.errors import UserError
 from manyclass.registry import check_options
 
-# Larger models would take hours to build, or their size would overflow.
-_LARGEST_SIZES = {"layers": 1000, **dict.fromkeys(("batch_size", "dim", "hidden_layers", "rank", "length"), 2**31 - 1)}
+# Larger models would take hours to build, or their size would overflow. Seeds of epochs are multiples of the seed, and
+# must fit into 64 bits.
+_LARGEST_SIZES = {
+    "layers": 1000,
+    "seed": 2**32 - 1,
+    **dict.fromkeys(("batch_size", "dim", "hidden_layers", "rank", "length"), 2**31 - 1),
+}
 
 
 @dataclass(frozen=True)
@@ -79,7 +84,7 @@ class Settings:
             k=self.k,
             rmse_log_z=self.rmse_log_z,
         )
-        _check.integer("seed", self.seed, 0)
+        _size("seed", self.seed, low=0)
 
     def over(self, defaults: "Settings") -> "Settings":
         """Return these settings, with None replaced by defaults."""
@@ -110,7 +115,7 @@ class Settings:
             raise UserError(f"the settings of a training are damaged: {error}") from None
 
 
-def _size(name: str, value: object) -> None:
-    size, most = _check.integer(name, value, 1), _LARGEST_SIZES.get(name)
+def _size(name: str, value: object, *, low: int = 1) -> None:
+    size, most = _check.integer(name, value, low), _LARGEST_SIZES.get(name)
     if most is not None and size > most:
         raise ValueError(f"`{name}` must be at most {most}, got {size}")

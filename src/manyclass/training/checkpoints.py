@@ -160,7 +160,9 @@ def _read(folder: Path, checkpoint: CheckpointName) -> tuple[dict[str, Any], Pat
     try:
         content = storage.load(path, content_type=_CONTENT_TYPES[checkpoint])
         state, best_cost = content.get("state"), content.get("best_cost")
-        if checkpoint != "best" and not (isinstance(state, dict) and isinstance(best_cost, float)):
+        # No cost is below NaN, so no later model would be saved as the best.
+        known = isinstance(state, dict) and isinstance(best_cost, float) and not math.isnan(best_cost)
+        if checkpoint != "best" and not known:
             raise UserError(f"cannot read {path}: it is damaged: it has no state of a training")
     except UserError as error:
         raise UserError(f"{error}; {_offer(folder, checkpoint)}") from None
