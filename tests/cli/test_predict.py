@@ -417,3 +417,4 @@ def test_a_closed_output_is_no_error(trained, tmp_path, monkeypatch):
         with monkeypatch.context() as patch:
             patch.setattr(sys, "stdout", None)
             assert run(*arguments) == 0
+            sys.stdout.close()

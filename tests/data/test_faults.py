@@ -23,7 +23,7 @@ def until_fault(values):
     found = []
     try:
         for value in values:
-            found.append(value)  # noqa: PERF402
+            found.append(value)
     except UserError as error:
         return found, str(error)
     raise AssertionError("there is no fault")

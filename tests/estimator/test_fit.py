@@ -271,7 +271,7 @@ def test_a_corrupt_sparse_matrix_is_refused(layout, data, indices, indptr, messa
     with pytest.raises(ValueError, match=message):
         ManyClassClassifier().fit(X, y)
     model = ManyClassClassifier(max_epochs=1).fit(csr_array(np.eye(4)), y)
-    for use in (model.predict, model.predict_proba, lambda X: model.partial_fit(X, y)):
+    for use in (model.predict, model.predict_proba, lambda rows: model.partial_fit(rows, y)):
         with pytest.raises(ValueError, match=message):
             use(X)
 

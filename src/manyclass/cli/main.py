@@ -49,6 +49,14 @@ class _Commands(click.Group):
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
 
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            # The reader of the pipe is gone. Here, since click would exit with 1.
+            _discard_output()
+            return 0
+
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(__version__, message="%(prog)s %(version)s")
@@ -100,11 +108,15 @@ def _run() -> tuple[int, str]:
     except OSError as error:
         if error.errno not in _OUTPUT_ERRORS:
             raise
-        # Python flushes the rest at exit, so it goes to the null device.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_output()
         if isinstance(error, BrokenPipeError):
             return 0, ""
         return 2, f"cannot write the output: {error.strerror}"
+
+
+def _discard_output() -> None:
+    """Send the rest of the output, which Python flushes at exit, to the null device."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _command() -> tuple[int, str]:
