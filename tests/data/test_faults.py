@@ -11,7 +11,7 @@ import pytest
 import scipy.sparse
 from numpy.lib import format as npy
 
-from manyclass.data import Names, open_rows, read_sequences
+from manyclass.data import Column, Names, Schema, open_rows, read_sequences
 from manyclass.data.files import line_batches
 from manyclass.errors import UserError
 
@@ -200,12 +200,23 @@ def test_an_impossible_shape_is_refused_with_the_bytes_it_needs(tmp_path, shape)
             open_rows(tmp_path / name)
 
 
+def test_a_packed_schema_comes_back():
+    columns = (Column("size", "number", 2.5, 0.1), Column("colour", "text"))
+    schema = Schema("csv", 17, sparse=True, label="y", columns=columns, width=16)
+    packed = schema.packed()
+    assert Schema.from_json(packed) == schema
+    for name in ("names", "number", "mean", "scale"):
+        for broken in (None, packed["columns"]["mean"][:1]):
+            with pytest.raises(UserError, match="`schema` must have columns of a name, a type, a mean and a scale"):
+                Schema.from_json({**packed, "columns": {**packed["columns"], name: broken}})
+
+
 def seconds_to_open(path, columns, cell):
     names = ",".join(f"c{i}" for i in range(columns))
     path.write_text("\n".join([f"label,{names}", *(f"{i},{','.join([cell] * columns)}" for i in "ab")]) + "\n")
     started = time.process_time()
     reader = open_rows(path)
-    schema = type(reader.schema).from_json(reader.schema.packed())
+    schema = Schema.from_json(reader.schema.to_json())
     assert schema == reader.schema
     assert sum(map(len, open_rows(path, schema=schema).chunks())) == 2
     return time.process_time() - started
