@@ -353,3 +353,68 @@ def test_lines_before_a_faulty_one_are_answered(trained, tmp_path, capsys):
     assert output.out.startswith("w05 plus 1\t")
     assert output.out.count("\n") == 1
     assert "that the model knows, got 'zzz\\tplus 1' in line 2 of" in output.err
+
+
+FAULTY = {
+    "features": ("queries.svm", "1:1\n2:1 30:0.5\n1:x\n1:1\n", ["0", "1"], "line 3 of"),
+    "text": ("queries.txt", "w00 w01\nw05\n\udcff\nw01\n", ["w00 w01", "w05"], "line 3 of"),
+    "sequences": ("queries.txt", "ann\tw00\nann\tw01\nben\tw05\nben\nann\tw02\n", ["ann", "ben"], "line 4 of"),
+    "triples": ("queries.txt", "w00\tplus 1\n?\tplus 2\tw05\nw00\n", ["w00 plus 1", "? plus 2 w05"], "line 3 of"),
+}
+
+
+@pytest.mark.parametrize("indexed", [False, True])
+@pytest.mark.parametrize("kind", FAULTY)
+def test_examples_before_a_faulty_one_are_answered(copied, tmp_path, capsys, kind, indexed):
+    if indexed:
+        pytest.importorskip("faiss")
+    name, content, shown, place = FAULTY[kind]
+    queries = tmp_path / name
+    queries.write_bytes(content.encode("utf-8", "surrogateescape"))
+    assert run("predict", copied(kind), queries, *(["--index"] if indexed else [])) == 2
+    output, error = capsys.readouterr()
+    assert [line.split("\t")[0] for line in output.splitlines()] == shown
+    last = error.splitlines()[-1]
+    assert last.startswith("manyclass: ")
+    assert place in last
+
+
+def full_output(*arguments):
+    """Run a command whose standard output is a full disk; return its exit code."""
+    with pytest.MonkeyPatch.context() as patch, open("/dev/full", "w") as full:
+        patch.setattr(sys, "stdout", full)
+        code = run(*arguments)
+        # The file is closed at the end, which must not fail.
+        full.flush()
+        return code
+
+
+@pytest.mark.parametrize("command", ["--help", "--version", "info", "evaluate", "predict", "fit"])
+def test_a_full_output_is_one_line(trained, tmp_path, capsys, command):
+    _, out, data = trained("features")
+    arguments = {
+        "info": ["info", out],
+        "evaluate": ["evaluate", out, data],
+        "predict": ["predict", out, data],
+        "fit": ["fit", data, "--out", tmp_path / "model", "--no-report", "--epochs", 1],
+    }.get(command, [command])
+    assert full_output(*arguments) == 2
+    assert capsys.readouterr().err.splitlines()[-1] == "manyclass: cannot write the output: No space left on device"
+
+
+def test_nothing_is_printed_at_exit_after_a_full_output(trained):
+    _, out, data = trained("features")
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "manyclass", "predict", out, data]
+        ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert ended.returncode == 2
+    assert ended.stderr == "manyclass: cannot write the output: No space left on device\n"
+
+
+def test_a_closed_output_is_no_error(trained, tmp_path, monkeypatch):
+    _, out, data = trained("features")
+    for arguments in (["info", out], ["predict", out, data]):
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "stdout", None)
+            assert run(*arguments) == 0
+            sys.stdout.close()

@@ -152,8 +152,8 @@ def test_a_header_that_claims_too_much_is_refused_without_allocating(tmp_path):
     (tmp_path / "a.npy").write_bytes(content)
     with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
         archive.writestr("X.npy", content)
-    for name, message in (("a.npy", "greater than file size"), ("a.npz", r"needs 40,000,000,000,\d+ bytes, got")):
-        with pytest.raises(UserError, match=message):
+    for name in ("a.npy", "a.npz"):
+        with pytest.raises(UserError, match=r"needs 40,000,000,000,\d+ bytes, got"):
             read(tmp_path / name)
 
 
@@ -188,9 +188,7 @@ def test_pickles_are_never_run(tmp_path):
     for name in ("a.npy", "b.npy"):
         with pytest.raises(UserError, match="must hold an array that can be read"):
             read(tmp_path / name)
-    with pytest.raises(
-        UserError, match=r"`labels` must hold an array that can be read, .*: .* Python objects in dtype"
-    ):
+    with pytest.raises(UserError, match=r"`labels` must hold an array that can be read, .*: it holds Python objects"):
         read(tmp_path / "x.npy", labels=tmp_path / "y.npy")
 
 

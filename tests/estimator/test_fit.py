@@ -7,8 +7,9 @@ import signal
 import numpy as np
 import pytest
 import torch
-from scipy.sparse import coo_array, csr_array
+from scipy.sparse import coo_array, csc_array, csr_array
 from sklearn.datasets import load_digits, load_iris
+from sklearn.exceptions import NotFittedError
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import log_loss
 from sklearn.model_selection import train_test_split
@@ -211,15 +212,68 @@ class Interrupting:
         return objectives.Likelihood()(target_score, scores, candidates)
 
 
-def test_an_interrupted_fit_keeps_what_it_learnt():
+def test_an_interrupted_fit_leaves_the_estimator_unfitted():
     X, y = gaussian(5, 100)
-    model = ManyClassClassifier(objective=Interrupting(90), max_epochs=1000, random_state=0)
-    with pytest.raises(KeyboardInterrupt):
-        model.fit(X, y)
-    assert model.score(X, y) > 0.8
-    assert model.history_[-1].step == 90
-    model.set_params(objective=None).partial_fit(X, y)
-    assert model.history_[-1].step == 91
+    new = ManyClassClassifier(objective=Interrupting(9), max_epochs=1000, random_state=0)
+    fitted = ManyClassClassifier(max_epochs=2, random_state=0).fit(X[:, :2], y)
+    fitted.set_params(objective=Interrupting(9), max_epochs=1000)
+    for model in (new, fitted):
+        with pytest.raises(KeyboardInterrupt):
+            model.fit(X, y)
+        with pytest.raises(NotFittedError):
+            model.predict(X)
+        assert not any(name.endswith("_") for name in vars(model))
+        model.set_params(objective=None).partial_fit(X, y)
+        assert model.history_[-1].step == 1
+
+
+@pytest.mark.parametrize(
+    "y",
+    [[1, "a"] * 3, np.array([1, "a"] * 3, dtype=object), np.array(["a", None] * 3, dtype=object), ["a", 2.5] * 3],
+)
+def test_labels_of_mixed_types_are_refused(y):
+    X = np.ones((6, 2))
+    message = "`y` must hold labels of one type, all strings or all numbers, got .* at position 0 and .* at position 1"
+    with pytest.raises(TypeError, match=message):
+        ManyClassClassifier().fit(X, y)
+    model = ManyClassClassifier(max_epochs=1)
+    with pytest.raises(TypeError, match="`classes` must hold labels of one type"):
+        model.partial_fit(X, ["a", "b"] * 3, classes=y)
+    model.fit(X, ["a", "b"] * 3)
+    with pytest.raises(TypeError, match="`labels` must hold labels of one type"):
+        model.log_prob_of(X, y)
+    with pytest.raises(TypeError, match="`y` must hold labels of one type"):
+        model.partial_fit(X, y)
+
+
+@pytest.mark.parametrize("layout", [csr_array, csc_array])
+@pytest.mark.parametrize(
+    ("data", "indices", "indptr", "message"),
+    [
+        ([1, 2], [0, 7], [0, 1, 2, 2, 2], "`X` must have sparse indices in \\[0, 4\\), got 7 at position 1"),
+        ([1, 2], [0, -1], [0, 1, 2, 2, 2], "`X` must have sparse indices in \\[0, 4\\), got -1 at position 1"),
+        (
+            [1, 2],
+            [0, 1],
+            [0, 2, 1, 2, 2],
+            "`X` must have an indptr that does not fall, got 1 after 2 at (row|column) 1",
+        ),
+        ([1, 2], [0, 1], [0, 1, 2], "`X` must have an indptr of length 5, got shape \\[3\\]"),
+        ([1], [0, 1], [0, 1, 2, 2, 2], "`X` must have as many indices as values, 1, got shape \\[2\\]"),
+        ([1, 2], [0, 1], [0, 1, 2, 2, 9], "`X` must have an indptr from 0 to at most 2, got 0 to 9"),
+        ([1, 2], [0, 1], [1, 1, 2, 2, 2], "`X` must have an indptr from 0 to at most 2, got 1 to 2"),
+    ],
+)
+def test_a_corrupt_sparse_matrix_is_refused(layout, data, indices, indptr, message):
+    X = layout((4, 4), dtype=np.float64)
+    X.data, X.indices, X.indptr = np.array(data, dtype=float), np.array(indices), np.array(indptr)
+    y = ["a", "b", "a", "b"]
+    with pytest.raises(ValueError, match=message):
+        ManyClassClassifier().fit(X, y)
+    model = ManyClassClassifier(max_epochs=1).fit(csr_array(np.eye(4)), y)
+    for use in (model.predict, model.predict_proba, lambda rows: model.partial_fit(rows, y)):
+        with pytest.raises(ValueError, match=message):
+            use(X)
 
 
 def test_a_fit_that_fails_keeps_the_model_there_was():

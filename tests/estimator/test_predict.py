@@ -218,3 +218,12 @@ def test_sparse_rows_of_any_format_are_predicted(fruit):
     model, X, _ = fruit
     for kind in ("csr", "csc", "coo", "lil"):
         np.testing.assert_allclose(model.predict_proba(csr_array(X).asformat(kind)), model.predict_proba(X), rtol=1e-12)
+
+
+def test_no_probability_is_above_1(fruit):
+    model, X, y = fruit
+    sure = 300 * X
+    for rows in (sure, sure[:7], sure[:1]):
+        assert (model.predict_log_proba(rows) <= 0).all()
+        assert (model.predict_top(rows, 3)[1] <= 1).all()
+        assert (model.log_prob_of(rows, y[: len(rows)]) <= 0).all()

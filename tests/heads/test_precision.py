@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from manyclass import Block, Candidates, ClassHead, HierarchicalHead
+from manyclass import Block, Candidates, ClassHead, HierarchicalHead, ScorerHead
 from manyclass.samplers import Importance, no_learning, no_schedule, no_vectors
 from tests.tables import OBJECTIVES
 
@@ -78,3 +78,50 @@ def test_a_hierarchical_head_has_float32_losses_under_autocast():
     head = HierarchicalHead(D, C)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert head(torch.randn(B, D), torch.randint(0, C, (B,))).dtype == torch.float32
+
+
+def sure_batch(vectors):
+    """Return targets, the last class among them, and hidden vectors that make them almost certain."""
+    target = torch.randint(0, len(vectors), (B,), generator=torch.Generator().manual_seed(0))
+    target[0] = len(vectors) - 1
+    return 400 * vectors.detach().float()[target], target
+
+
+@pytest.mark.parametrize("similarity", ["dot", "cosine"])
+@pytest.mark.parametrize("dtype", [torch.float32, *HALF_DTYPES])
+def test_no_exact_loss_is_negative_and_no_exact_probability_above_1(monkeypatch, dtype, similarity):
+    # Several chunks of classes, the last with a single class.
+    monkeypatch.setattr("manyclass.heads.exact.MAX_SCORES", 256 * 1000)
+    torch.manual_seed(0)
+    sampler = Importance(torch.ones(4001), 100)
+    head = ClassHead(D, 4001, sampler=sampler, similarity=similarity, scale=60.0, dtype=dtype)
+    hidden, target = sure_batch(head.weight)
+    hidden = hidden.to(dtype)
+    loss = head.exact_loss(hidden, target, reduction="none")
+    assert (loss >= 0).all()
+    assert (head.log_prob(hidden, target.unsqueeze(1)) <= 0).all()
+    assert (head.topk(hidden, 3).log_prob <= 0).all()
+    with torch.no_grad():
+        assert torch.equal(head.exact_loss(hidden, target, reduction="none"), loss)
+
+
+@pytest.mark.parametrize("half", HALF_DTYPES)
+def test_no_exact_loss_is_negative_under_autocast(half):
+    head, _, _ = head_and_batch()
+    hidden, target = sure_batch(head.weight)
+    with torch.autocast("cpu", dtype=half):
+        assert (head.exact_loss(hidden, target, reduction="none") >= 0).all()
+        assert (head.log_prob(hidden, target.unsqueeze(1)) <= 0).all()
+
+
+def test_no_exact_loss_of_a_scorer_is_negative():
+    torch.manual_seed(0)
+    classes = nn.Embedding(C, D)
+
+    def score(hidden, ids):
+        return hidden @ classes(ids).transpose(1, 2)
+
+    head = ScorerHead(score, Importance(torch.ones(C), 100))
+    hidden, target = sure_batch(classes.weight)
+    assert (head.exact_loss(hidden, target, reduction="none") >= 0).all()
+    assert (head.log_prob(hidden, target.unsqueeze(1)) <= 0).all()

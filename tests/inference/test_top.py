@@ -129,3 +129,8 @@ def test_a_gpu_gives_the_same_results_as_the_cpu():
     found = estimate_log_z(head, hidden, explicit=head.topk(hidden, 100).ids, generator=generator)
     exact = head.log_z(hidden).detach()
     assert float(((found.log_z - exact).abs() <= 2 * found.error).double().mean()) > 0.9
+
+
+def test_no_exact_probability_of_an_index_is_above_1(built):
+    head, hidden, index = built
+    assert (top(head, 100 * hidden, 5, index=index).log_prob <= 0).all()

@@ -166,6 +166,7 @@ ENTRY = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
         ({"a": {**ENTRY, "shape": [1 << 60]}}, "overflow computing buffer size"),
         ({"a": {"dtype": "U8", "shape": [1 << 50], "data_offsets": [0, 1 << 50]}}, "it is cut off"),
         ({"a": {"dtype": "U8", "shape": [0, 1 << 62, 1 << 62], "data_offsets": [0, 0]}}, "impossible shape"),
+        ({"a": {"dtype": "U8", "shape": [0, 1 << 63], "data_offsets": [0, 0]}}, "impossible shape"),
     ],
 )
 def test_an_impossible_header_is_refused_before_memory_is_taken(tmp_path, header, message):
@@ -286,6 +287,25 @@ def test_random_damage_is_refused(tmp_path):
 
 
 @pytest.mark.machine
+@pytest.mark.parametrize("value", ["[]", '["a",1]', '"ab"'])
+def test_json_of_too_many_values_is_refused_in_little_memory(tmp_path, value):
+    size = 60_000_000 // (len(value) + 1)
+    path = written(tmp_path / "x", *tree('{"dict":[["a",[' + ",".join([value] * size) + "]]]}"))
+    # Read as values it took from 1 to 3 GiB.
+    with memory_left(1 << 28):
+        assert "its JSON must have at most 8,388,608 values, got" in refused(path)
+
+
+def test_what_could_not_be_read_is_not_saved(tmp_path, monkeypatch):
+    monkeypatch.setattr("manyclass.storage._tree.MAX_VALUES", 100)
+    with pytest.raises(ValueError, match="`content` must have at most 100 values, got 206: save long lists as tensors"):
+        storage.save(tmp_path / "x", {"a": [0] * 202}, content_type="thing")
+    monkeypatch.setattr("manyclass.storage._tree.MAX_JSON_BYTES", 100)
+    with pytest.raises(ValueError, match="`content` must have at most 100 bytes, got 219: save long lists as tensors"):
+        storage.save(tmp_path / "x", {"a": "b" * 200}, content_type="thing")
+    assert not (tmp_path / "x").exists()
+
+
 def test_a_header_of_a_petabyte_costs_nothing(tmp_path):
     path = tmp_path / "x"
     path.write_bytes((1 << 50).to_bytes(8, "little") + b'{"a":1}')

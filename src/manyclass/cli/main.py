@@ -1,5 +1,6 @@
 """The group of commands, and the handling of errors."""
 
+import errno
 import importlib
 import os
 import sys
@@ -27,6 +28,9 @@ COMMANDS = {
     "paper": "Reproduce the paper, each claim beside its evidence.",
 }
 
+# The reader of a pipe is gone; the disk is full; it failed. Other system errors are bugs.
+_OUTPUT_ERRORS = {errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
+
 
 class _Commands(click.Group):
     """A group that imports a command when it is called."""
@@ -49,8 +53,8 @@ class _Commands(click.Group):
         try:
             return super().invoke(ctx)
         except BrokenPipeError:
-            # The reader of the pipe is gone. Python flushes the rest at exit, so it goes to the null device.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            # The reader of the pipe is gone. Here, since click would exit with 1.
+            _discard_output()
             return 0
 
 
@@ -82,6 +86,8 @@ def _one_line_notices() -> Iterator[None]:
 def main() -> None:
     """Run the command line: an error that a user can fix is one line and exit code 2; a bug keeps its traceback."""
     end_quietly()
+    if sys.stdout is None:  # It was closed by the shell.
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     try:
         code, message = _run()
     except KeyboardInterrupt:
@@ -94,7 +100,26 @@ def main() -> None:
 
 
 def _run() -> tuple[int, str]:
-    """Run the command; return its exit code and the message to end with."""
+    """Run the command and flush its output; return its exit code and the message to end with."""
+    try:
+        ended = _command()
+        sys.stdout.flush()
+        return ended
+    except OSError as error:
+        if error.errno not in _OUTPUT_ERRORS:
+            raise
+        _discard_output()
+        if isinstance(error, BrokenPipeError):
+            return 0, ""
+        return 2, f"cannot write the output: {error.strerror}"
+
+
+def _discard_output() -> None:
+    """Send the rest of the output, which Python flushes at exit, to the null device."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _command() -> tuple[int, str]:
     try:
         with _one_line_notices(), terminated_as_interrupted():
             return app(standalone_mode=False) or 0, ""

@@ -24,6 +24,14 @@ class TableCells:
     columns: dict[str, Values]
     done: int
 
+    def first(self, number: int) -> "TableCells":
+        """Return the first rows."""
+        if number == len(self.places):
+            return self
+        return TableCells(
+            self.places[:number], {name: values[:number] for name, values in self.columns.items()}, self.done
+        )
+
 
 class TableFile(Protocol):
     """A file with named columns.
@@ -42,5 +50,9 @@ class TableFile(Protocol):
     types: dict[str, str]
 
     def cells(self, columns: Sequence[str], *, label: str | None = None) -> Iterator[TableCells]:
-        """Yield all rows, a few thousand at a time: these columns, and the label column as text."""
+        """Yield all rows, at most a few thousand at a time: these columns, and the label column as text.
+
+        Raises:
+            UserError: a row cannot be read; all rows before it have been yielded.
+        """
         ...

@@ -11,6 +11,7 @@ from manyclass.errors import UserError
 
 _MAX_BATCH_ROWS = 4096
 _BATCH_CHARACTERS = 1 << 24  # a batch ends with the row that exceeds it
+_BATCH_CELLS = 1 << 22  # likewise: an empty cell takes memory too
 _MAX_CELL_CHARACTERS = 1 << 24  # so that a quote that is never closed does not fill the memory
 
 
@@ -44,20 +45,38 @@ class CsvTable:
         places: list[int] = []
         rows: list[list[str]] = []
         size, done = 0, 0
+        wanted = {*columns, label}
+        fault: UserError | None = None
+        most_rows = min(_MAX_BATCH_ROWS, 1 + _BATCH_CELLS // len(self.columns))
+        records = self._rows()
+        while True:
+            try:
+                record = next(records, None)
+            except UserError as error:
+                record, fault = None, error
+            if record is None:
+                break
+            place, row, done = record
+            places.append(place)
+            rows.append(row)
+            size += sum(map(len, row))
+            if len(rows) == most_rows or size > _BATCH_CHARACTERS:
+                yield self._cells(places, rows, done, wanted)
+                places, rows, size = [], [], 0
+        if rows:
+            yield self._cells(places, rows, done, wanted)
+        if fault is not None:
+            raise fault
+
+    def _rows(self) -> Iterator[tuple[int, list[str], int]]:
+        """Yield the records after the header, as `_records` does, each with as many cells."""
         records = self._records()
         next(records, None)
         for place, row, done in records:
             if len(row) != len(self.columns):
                 wanted = f"{len(self.columns)} cells, as its header has"
                 self._fail(f"must have {wanted}, got {len(row)}", place)
-            places.append(place)
-            rows.append(row)
-            size += sum(map(len, row))
-            if len(rows) == _MAX_BATCH_ROWS or size > _BATCH_CHARACTERS:
-                yield self._cells(places, rows, done, {*columns, label})
-                places, rows, size = [], [], 0
-        if rows:
-            yield self._cells(places, rows, done, {*columns, label})
+            yield place, row, done
 
     def _cells(self, places: list[int], rows: list[list[str]], done: int, wanted: set[str | None]) -> TableCells:
         columns = zip(self.columns, zip(*rows, strict=True), strict=True)

@@ -23,6 +23,7 @@ from manyclass.errors import UserError
 Array = np.ndarray[Any, Any]
 
 _READ_BYTES = 1 << 24
+_MAX_LENGTH = 2**63 - 1  # of a dimension
 # Raised by a broken archive, or by an unknown compression.
 _BROKEN = (
     zipfile.BadZipFile,
@@ -60,20 +61,27 @@ class ArrayFile:
             warnings.simplefilter("ignore")
             try:
                 if isinstance(source, Path):
-                    # As np.load(mmap_mode="r"), but a pickle or an archive with this ending is an error.
-                    self._held = mapped = npy.open_memmap(source, "r")
-                    self.shape, self.dtype, begin = mapped.shape, mapped.dtype, mapped.offset
+                    with source.open("rb") as file:
+                        self.shape, _, self.dtype, begin = _header(file)
                 else:
                     self.shape, by_columns, self.dtype, begin = _header(source)
             except Exception as error:  # A header is a Python literal, so anything may be wrong with it.
                 self._fail(one_line(error)[:200] or type(error).__name__)
         if self.dtype.hasobject:
             self._fail("it holds Python objects, which are not loaded")
-        if any(length < 0 for length in self.shape) or not self.dtype.itemsize:
+        possible = all(type(length) is int and 0 <= length <= _MAX_LENGTH for length in self.shape)
+        if not possible or not self.dtype.itemsize:
             self._fail(f"shape {self.shape} of {self.dtype} is impossible")
         needed = begin + math.prod(self.shape) * self.dtype.itemsize
         if needed != size:
             self._fail(f"shape {self.shape} of {self.dtype} needs {needed:,} bytes, got {size:,}")
+        if isinstance(source, Path):
+            # As np.load(mmap_mode="r"), but a pickle or an archive with this ending is an error. Only now: NumPy's own
+            # product of the lengths may overflow.
+            try:
+                self._held = npy.open_memmap(source, "r")
+            except Exception as error:
+                self._fail(one_line(error)[:200] or type(error).__name__)
         if by_columns and len(self.shape) > 1:
             # An array stored column by column cannot be read row by row.
             self._held = np.frombuffer(self._bytes(size - begin), self.dtype).reshape(self.shape, order="F")

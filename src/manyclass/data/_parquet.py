@@ -10,7 +10,8 @@ from manyclass.data._cells import TableCells, Values
 from manyclass.data.files import one_line, reading
 from manyclass.errors import UserError
 
-_BATCH_ROWS = 4096
+_MAX_BATCH_ROWS = 4096
+_BATCH_CELLS = 1 << 22
 
 
 class ParquetTable:
@@ -45,18 +46,37 @@ class ParquetTable:
 
     def cells(self, columns: Sequence[str], *, label: str | None = None) -> Iterator[TableCells]:
         """Yield all rows, a few thousand at a time; see `TableFile`."""
-        wanted = [column for column in self.columns if column in columns or column == label]
+        chosen = {*columns, label}
+        wanted = [column for column in self.columns if column in chosen]
+        size = min(_MAX_BATCH_ROWS, 1 + _BATCH_CELLS // max(1, len(wanted)))
         with self._opened() as file:
             total = max(1, self._guarded(lambda: file.metadata.num_rows))
-            stream = iter(self._guarded(lambda: file.iter_batches(batch_size=_BATCH_ROWS, columns=wanted)))
+            stream = iter(self._guarded(lambda: file.iter_batches(batch_size=size, columns=wanted)))
             done = 0
             while (batch := self._guarded(lambda: next(stream, None))) is not None:
-                cells = self._guarded(lambda batch=batch: self._values(batch, label))
+                fault: UserError | None = None
+                try:
+                    cells = self._guarded(lambda batch=batch: self._values(batch, label))
+                except UserError as error:
+                    batch, fault = self._before_fault(batch, label), error
+                    cells = self._values(batch, label)
                 number = batch.num_rows
-                yield TableCells(
-                    range(done, done + number), cells, min(self._size, self._size * (done + number) // total)
-                )
+                if number:
+                    yield TableCells(
+                        range(done, done + number), cells, min(self._size, self._size * (done + number) // total)
+                    )
                 done += number
+                if fault is not None:
+                    raise UserError(f"{fault} in row {done}")
+
+    def _before_fault(self, batch: Any, label: str | None) -> Any:
+        """Return the rows before the first one that cannot be converted."""
+        for row in range(batch.num_rows):
+            try:
+                self._guarded(lambda row=row: self._values(batch.slice(row, 1), label))
+            except UserError:
+                return batch.slice(0, row)
+        return batch.slice(0, 0)
 
     def _values(self, batch: Any, label: str | None) -> dict[str, Values]:
         batch.validate(full=True)

@@ -12,7 +12,7 @@ from typing import Any, NoReturn, Protocol
 import numpy as np
 
 from manyclass.data._npy import Array, ArrayFile, open_archive, open_member
-from manyclass.data.chunks import Chunk, as_schema, check_format, width_fault
+from manyclass.data.chunks import Chunk, RowError, as_schema, check_format, until_fault, width_fault
 from manyclass.data.files import reading, shown
 from manyclass.data.names import MAX_LABEL_CHARACTERS, label_fault
 from manyclass.data.schema import MAX_FEATURES, Schema
@@ -31,7 +31,9 @@ class _Matrix(Protocol):
     sparse: bool
     shape: tuple[int, int]
 
-    def read(self, number: int) -> Any: ...
+    def read(self, number: int) -> tuple[Any, UserError | None]:
+        """Return the next rows up to the first that cannot be read, and its fault."""
+        ...
 
     def chunk_rows(self) -> int: ...
 
@@ -79,11 +81,19 @@ class ArrayReader:
             total, begin = matrix.shape[0], 0
             number = matrix.chunk_rows()
             while begin < total:
-                features = matrix.read(number)
-                names = None if y is None else self._names(y.read(number), begin)
-                self._finite(features, begin)
-                begin += features.shape[0]
-                yield Chunk(as_schema(features, self._given), names, self.size * begin // total)
+                features, fault = matrix.read(number)
+                labels = None if y is None else y.read(number)
+                done = begin + features.shape[0]
+
+                def made(rows: int, features: Any = features, labels: Any = labels, begin: int = begin) -> Chunk:
+                    names = None if labels is None else self._names(labels[:rows], begin)
+                    self._finite(features[:rows], begin)
+                    return Chunk(as_schema(features[:rows], self._given), names, self.size * (begin + rows) // total)
+
+                yield from until_fault(features.shape[0], made)
+                if fault is not None:
+                    raise fault
+                begin = done
 
     @contextmanager
     def _opened(self) -> Iterator[tuple[_Matrix, ArrayFile | None]]:
@@ -136,9 +146,9 @@ class ArrayReader:
         except (UnicodeDecodeError, ValueError, SystemError):
             raise UserError(f"`{self._name}` must have labels of Unicode characters, got others in {where}") from None
         if y.dtype.kind in "US":
-            for i, text in enumerate(texts, begin):
+            for i, text in enumerate(texts):
                 if fault := label_fault(text):
-                    raise UserError(f"`{self._name}` {fault} in row {i} of {where}")
+                    raise RowError(f"`{self._name}` {fault} in row {begin + i} of {where}", i)
         return [(text,) for text in texts]
 
     def _finite(self, features: Any, begin: int) -> None:
@@ -152,10 +162,14 @@ class ArrayReader:
             place = int(np.flatnonzero(~np.isfinite(values))[0])
             row = int(np.searchsorted(features.indptr, place, side="right")) - 1
             column, value = int(features.indices[place]), values[place]
-        self._fail(f"must have finite values, in 32 bits, got {value} in row {begin + row}, column {column}")
+        fault = f"must have finite values, in 32 bits, got {value} in row {begin + row}, column {column}"
+        raise RowError(f"`{self._name}` {fault} in {self.path}", row)
 
     def _fail(self, fault: str) -> NoReturn:
-        raise UserError(f"`{self._name}` {fault} in {self.path}")
+        raise self._fault(fault)
+
+    def _fault(self, fault: str) -> UserError:
+        return UserError(f"`{self._name}` {fault} in {self.path}")
 
 
 class _Dense:
@@ -174,11 +188,11 @@ class _Dense:
     def chunk_rows(self) -> int:
         return max(1, min(_MAX_CHUNK_ROWS, _CHUNK_BYTES // self._row_bytes))
 
-    def read(self, number: int) -> Array:
+    def read(self, number: int) -> tuple[Array, None]:
         with np.errstate(over="ignore", invalid="ignore"):
             rows = np.array(self._array.read(number), dtype=np.float32)
         self._array.free_pages()
-        return rows
+        return rows, None
 
 
 class _Sparse:
@@ -212,8 +226,10 @@ class _Sparse:
         entries = max(1, len(self._values) // self.shape[0])
         return max(1, min(_MAX_CHUNK_ROWS, _CHUNK_BYTES // (8 * entries)))
 
-    def read(self, number: int) -> Any:
+    def read(self, number: int) -> tuple[Any, UserError | None]:
         from scipy.sparse import csr_array
+
+        fault = None
 
         first = self._done
         ends = self._starts.read(number).astype(np.int64)
@@ -222,20 +238,25 @@ class _Sparse:
         bad = np.flatnonzero((np.diff(starts) < 0) | (ends > last))
         if len(bad) or (first + len(ends) == self.shape[0] and int(starts[-1]) != last):
             place = int(bad[0]) if len(bad) else len(ends) - 1
-            self._reader._fail(
+            fault = self._reader._fault(
                 f"must have sparse rows one after the other within {last:,} values, got an end at {ends[place]:,}"
                 f" in row {first + place}"
             )
+            starts, ends = starts[: place + 1], ends[:place]
         entries = int(starts[-1] - starts[0])
         with np.errstate(over="ignore", invalid="ignore"):
             values = self._values.read(entries).astype(np.float32)
         columns = self._columns.read(entries)
         outside = np.flatnonzero((columns < 0) | (columns >= self.shape[1]))
         if len(outside):
-            row = first + int(np.searchsorted(starts - starts[0], outside[0], side="right")) - 1
+            row = int(np.searchsorted(starts - starts[0], outside[0], side="right")) - 1
             got = columns[outside[0]]
-            self._reader._fail(f"must have sparse indices in [0, {self.shape[1]:,}), got {got} in row {row}")
+            fault = self._reader._fault(
+                f"must have sparse indices in [0, {self.shape[1]:,}), got {got} in row {first + row}"
+            )
+            starts, ends, entries = starts[: row + 1], ends[:row], int(starts[row] - starts[0])
+            values, columns = values[:entries], columns[:entries]
         self._end, self._done = int(starts[-1]), first + len(ends)
         index = np.int32 if entries <= MAX_FEATURES else np.int64
         where = ((starts - starts[0]).astype(index), columns.astype(index))
-        return csr_array((values, where[1], where[0]), shape=(len(ends), self.shape[1]))
+        return csr_array((values, where[1], where[0]), shape=(len(ends), self.shape[1])), fault

@@ -1,6 +1,6 @@
 """Rows of a file in any format, a chunk at a time."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -32,6 +32,39 @@ class Chunk:
         return int(self.features.shape[0])
 
 
+class RowError(UserError):
+    """A fault of a row.
+
+    Args:
+        message: the message.
+        row: the number of rows before it in its chunk.
+    """
+
+    def __init__(self, message: str, row: int) -> None:
+        super().__init__(message)
+        self.row = row
+
+
+def until_fault(number: int, made: Callable[[int], Chunk]) -> Iterator[Chunk]:
+    """Yield the chunk of the rows before the first fault, then raise that fault.
+
+    Args:
+        number: rows at hand.
+        made: makes a chunk of the first n rows, or raises RowError.
+    """
+    fault: RowError | None = None
+    while number:
+        try:
+            chunk = made(number)
+        except RowError as error:
+            number, fault = error.row, error
+            continue
+        yield chunk
+        break
+    if fault is not None:
+        raise fault
+
+
 class Reader(Protocol):
     """A file of rows that can be read any number of times.
 
@@ -48,7 +81,11 @@ class Reader(Protocol):
     labelled: bool
 
     def chunks(self) -> Iterator[Chunk]:
-        """Yield all rows, in chunks of a few thousand."""
+        """Yield all rows, in chunks of a few thousand.
+
+        Raises:
+            UserError: a row cannot be read; all rows before it have been yielded.
+        """
         ...
 
 

@@ -10,7 +10,7 @@ import sys
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -78,18 +78,23 @@ def blocks(path: Path, *, name: str = "data") -> Iterator[LineBlock]:
 
 
 def _checked(pieces: Iterator[tuple[bytes, int]], path: Path, name: str) -> Iterator[LineBlock]:
+    """Yield the lines before the first that is not text, then raise UserError for it."""
     for block in _whole_lines(pieces, path, name):
+        bad, fault = block.data.find(b"\0"), "text, got a NUL byte"
         try:
             if not block.data.isascii():
                 block.data.decode()
         except UnicodeDecodeError as error:
-            number = block.first + block.data.count(b"\n", 0, error.start)
-            byte = block.data[error.start]
-            raise UserError(f"`{name}` must be UTF-8, got byte 0x{byte:02x} in line {number} of {path}") from None
-        if b"\0" in block.data:
-            number = block.first + block.data.count(b"\n", 0, block.data.index(b"\0"))
-            raise UserError(f"`{name}` must be text, got a NUL byte in line {number} of {path}")
-        yield block
+            if bad < 0 or error.start < bad:
+                bad, fault = error.start, f"UTF-8, got byte 0x{block.data[error.start]:02x}"
+        if bad < 0:
+            yield block
+            continue
+        good = block.data[: block.data.rfind(b"\n", 0, bad) + 1]
+        if good:
+            yield replace(block, data=good)
+        number = block.first + good.count(b"\n")
+        raise UserError(f"`{name}` must be {fault} in line {number} of {path}")
 
 
 @contextmanager
@@ -188,13 +193,30 @@ def _remove(folder: Path, names: Sequence[str]) -> None:
 
 
 def _of_file(path: Path, name: str) -> Iterator[tuple[bytes, int]]:
-    """Yield parts of a file, the first at least as long as a byte order mark, and the bytes read so far."""
+    """Yield parts of a file, and the bytes read so far."""
     with reading(path, name), path.open("rb") as raw, _decompressed(raw, path) as file:
-        while piece := file.read(_READ_BYTES):
-            # A compressed file may return less than requested.
-            while len(piece) < len(_BOM) and (more := file.read(len(_BOM) - len(piece))):
-                piece += more
+        for piece in _pieces(file):
             yield piece, raw.tell()
+
+
+def _pieces(file: IO[bytes]) -> Iterator[bytes]:
+    """Yield parts of a file of `_READ_BYTES`; where it cannot be read on, first the part before that place."""
+    ended = False
+    while not ended:
+        # The first part is at least as long as a byte order mark.
+        parts, missing = list[bytes](), max(_READ_BYTES, len(_BOM))
+        try:
+            # Not `read`, which loses the part before an error in compressed data.
+            while missing and (part := cast("io.BufferedReader", file).read1(missing)):
+                parts.append(part)
+                missing -= len(part)
+        except (OSError, EOFError, lzma.LZMAError, zlib.error):
+            if parts:
+                yield b"".join(parts)
+            raise
+        ended = missing > 0
+        if parts:
+            yield b"".join(parts)
 
 
 def _of_standard_input() -> Iterator[tuple[bytes, int]]:

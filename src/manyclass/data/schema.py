@@ -2,11 +2,14 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import MISSING, asdict, dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from typing import Any
+
+import torch
 
 from manyclass.data.files import shown
 from manyclass.errors import UserError
+from manyclass.storage import pack_strings, unpack_strings
 
 TABLE_FORMATS = ("csv", "tsv", "parquet")
 FORMATS = ("svmlight", "npz", "npy", *TABLE_FORMATS)
@@ -64,17 +67,30 @@ class Schema:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data for `json.dumps`."""
-        return {**asdict(self), "columns": [asdict(column) for column in self.columns]}
+        # Not by `asdict`, which copies each value recursively and takes a minute for a million columns.
+        return {**vars(self), "columns": [dict(vars(column)) for column in self.columns]}
+
+    def packed(self) -> dict[str, Any]:
+        """Return content for `storage.save`, which holds a million columns as a few tensors."""
+        columns = {
+            "names": pack_strings([column.name for column in self.columns]),
+            "number": torch.tensor([column.type == "number" for column in self.columns], dtype=torch.bool),
+            "mean": torch.tensor([column.mean for column in self.columns], dtype=torch.float64),
+            "scale": torch.tensor([column.scale for column in self.columns], dtype=torch.float64),
+        }
+        return {**vars(self), "columns": columns}
 
     @classmethod
     def from_json(cls, data: object, *, name: str = "schema") -> "Schema":
-        """Build a schema from the result of `to_json`.
+        """Build a schema from the result of `to_json` or `packed`.
 
         Raises:
             UserError: the data is not the JSON of a schema.
         """
         known = _parts(cls, data, name)
         columns = known.get("columns", [])
+        if isinstance(columns, Mapping):
+            columns = _unpacked(columns, name)
         if not isinstance(columns, list | tuple):
             raise UserError(f"`{name}` must have a list of columns, got {type(columns).__name__}")
         made = tuple(Column(**_parts(Column, column, name)) for column in columns)
@@ -83,15 +99,37 @@ class Schema:
         return schema
 
 
+def _unpacked(packed: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
+    """Return the columns in the result of `packed` as `to_json` has them."""
+    try:
+        names = unpack_strings(packed["names"])
+        number, mean, scale = (packed[key] for key in ("number", "mean", "scale"))
+        if (number.dtype, mean.dtype, scale.dtype) != (torch.bool, torch.float64, torch.float64):
+            raise TypeError
+        rows = zip(names, number.tolist(), mean.tolist(), scale.tolist(), strict=True)
+        return [
+            {"name": column, "type": "number" if is_number else "text", "mean": middle, "scale": width}
+            for column, is_number, middle, width in rows
+        ]
+    except (AttributeError, KeyError, TypeError, ValueError):
+        raise UserError(f"`{name}` must have columns of a name, a type, a mean and a scale each, got others") from None
+
+
+# Names of the fields of each class, and whether they must be given.
+_KEYS: dict[type[Schema | Column], dict[str, bool]] = {
+    cls: {field.name: field.default is MISSING for field in fields(cls)} for cls in (Schema, Column)
+}
+
+
 def _parts(cls: type[Schema | Column], data: object, name: str) -> dict[str, Any]:
     if not isinstance(data, Mapping):
         raise UserError(f"`{name}` must be a JSON object, got {type(data).__name__}")
-    names = [field.name for field in fields(cls)]
+    names = _KEYS[cls]
     for key in data:
         if key not in names:
             raise UserError(f"`{name}` must have the keys {', '.join(names)}, got {shown(str(key))}")
-    for key in [field.name for field in fields(cls) if field.default is MISSING]:
-        if key not in data:
+    for key, needed in names.items():
+        if needed and key not in data:
             raise UserError(f"`{name}` must have the key {key!r}, got {', '.join(map(repr, data)) or 'none'}")
     return dict(data)
 

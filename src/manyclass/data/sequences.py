@@ -38,6 +38,7 @@ class Sequences:
         unknown: the number of lines left out because the model does not know their item.
         last_unknown: bool [U], True if the last line of the user was left out, so that there is no test target. None:
             False for all.
+        fault: the error of the first line that could not be read, after which reading ended. None: there is none.
 
     Example:
         >>> names = Names("abcd"), Names(["u", "v"])
@@ -52,6 +53,7 @@ class Sequences:
     user_names: Names
     unknown: int = 0
     last_unknown: Tensor | None = None
+    fault: UserError | None = None
 
     @property
     def num_items(self) -> int:
@@ -186,7 +188,12 @@ class LastBatches:
 
 
 def read_sequences(
-    path: Path, *, item_names: Names | None = None, name: str = "data", progress: ReadProgress | None = None
+    path: Path,
+    *,
+    item_names: Names | None = None,
+    until_fault: bool = False,
+    name: str = "data",
+    progress: ReadProgress | None = None,
 ) -> Sequences:
     """Read interactions, one a line in the order of time: user and item, separated by a TAB or spaces.
 
@@ -196,6 +203,7 @@ def read_sequences(
         path: a UTF-8 file; .gz, .xz and .bz2 are decompressed. Lines of a user need not be adjacent.
         item_names: items of a trained model; lines of other items are left out, their users are not. None: the items
             of the file.
+        until_fault: True to return the lines before the first that cannot be read, with its error as `fault`.
         name: the user's name for the file, for errors.
         progress: called with the bytes read and in total.
 
@@ -205,25 +213,22 @@ def read_sequences(
     users, items = Names(), Names() if item_names is None else item_names
     user_of, item_of = array("q"), array("q")
     unknown, last_unknown = 0, set[int]()
-    for place, line in enumerate(lines(path, name=name, progress=progress), 1):
-        if not line.strip():
-            continue
-        fields = [field.strip() for field in line.split("\t")] if "\t" in line else line.split()
-        if len(fields) != 2 or not all(fields):
-            raise UserError(
-                f"`{name}` must hold user and item in each line, got {shown(line)} in line {place} of {path}"
-            )
-        if fault := next(filter(None, map(label_fault, fields)), None):
-            raise UserError(f"`{name}` {fault} in line {place} of {path}")
-        user = users.add(fields[0])
-        known = items.add(fields[1]) if item_names is None else items.ids(fields[1])
-        if known is None:
-            unknown += 1
-            last_unknown.add(user)
-            continue
-        last_unknown.discard(user)
-        item_of.append(known)
-        user_of.append(user)
+    fault: UserError | None = None
+    try:
+        for named_user, named_item in _interactions(path, name, progress):
+            user = users.add(named_user)
+            known = items.add(named_item) if item_names is None else items.ids(named_item)
+            if known is None:
+                unknown += 1
+                last_unknown.add(user)
+                continue
+            last_unknown.discard(user)
+            item_of.append(known)
+            user_of.append(user)
+    except UserError as error:
+        if not until_fault or not item_of:
+            raise
+        fault = error
     if not item_of:
         what = f"of {unknown:,} lines none has an item that the model knows" if unknown else "got none"
         raise UserError(f"`{name}` must hold lines of user and item, {what} in {path}")
@@ -237,7 +242,22 @@ def read_sequences(
     starts = np.concatenate([[0], np.cumsum(np.bincount(owner, minlength=len(users)))])
     ends = torch.zeros(len(users), dtype=torch.bool)
     ends[list(last_unknown)] = True
-    return Sequences(torch.from_numpy(sequence), torch.from_numpy(starts), items, users, unknown, ends)
+    return Sequences(torch.from_numpy(sequence), torch.from_numpy(starts), items, users, unknown, ends, fault)
+
+
+def _interactions(path: Path, name: str, progress: ReadProgress | None) -> Iterator[tuple[str, str]]:
+    """Yield user and item of each line."""
+    for place, line in enumerate(lines(path, name=name, progress=progress), 1):
+        if not line.strip():
+            continue
+        fields = [field.strip() for field in line.split("\t")] if "\t" in line else line.split()
+        if len(fields) != 2 or not all(fields):
+            raise UserError(
+                f"`{name}` must hold user and item in each line, got {shown(line)} in line {place} of {path}"
+            )
+        if fault := next(filter(None, map(label_fault, fields)), None):
+            raise UserError(f"`{name}` {fault} in line {place} of {path}")
+        yield fields[0], fields[1]
 
 
 def _padded(items: Array, begin: Array, number: Array, pad: int) -> Tensor:

@@ -95,10 +95,10 @@ class SvmlightReader:
             if self._rows is not None and block.first == 1:
                 block = replace(block, data=block.data[block.data.index(b"\n") + 1 :], first=2)
             blanks = 0 if self._rows is None else max(0, self._rows - count)
-            parsed = _parsed_fast(block.data, blanks)
+            parsed, fault = _parsed_fast(block.data, blanks), None
             if parsed is None or not self._is_valid(parsed):
-                parsed = self._parsed_carefully(block, blanks)
-            if not parsed.labels:
+                parsed, fault = self._parsed_carefully(block, blanks)
+            if not parsed.labels and fault is None:
                 continue
             count += len(parsed.labels)
             column = (parsed.index - self._base).astype(np.int32)
@@ -106,7 +106,10 @@ class SvmlightReader:
             start = np.concatenate([[0], np.cumsum(parsed.number)]).astype(np.int32)
             shape = (len(parsed.labels), bound or max(widest, 1))
             features = csr_array((parsed.value, column, start), shape=shape)
-            yield Chunk(as_schema(features, self._given), parsed.labels, block.done)
+            if parsed.labels:
+                yield Chunk(as_schema(features, self._given), parsed.labels, block.done)
+            if fault is not None:
+                raise fault
         if self._rows is not None and count != self._rows:
             raise UserError(
                 f"`{self._name}` must hold {self._rows:,} rows, as its header says, got {count:,} in {self.path}"
@@ -137,8 +140,9 @@ class SvmlightReader:
         """Return the highest index a feature may have."""
         return (self._num_features or MAX_FEATURES) - 1 + self._base
 
-    def _parsed_carefully(self, block: LineBlock, blanks: int) -> _Parsed:
-        """Parse as `_parsed_fast` does, and name the line of the first fault."""
+    def _parsed_carefully(self, block: LineBlock, blanks: int) -> tuple[_Parsed, UserError | None]:
+        """Parse as `_parsed_fast` does, up to the first line with a fault; return that fault too."""
+        fault: UserError | None = None
         labels: list[tuple[str, ...]] = []
         number: list[int] = []
         index: list[int] = []
@@ -150,15 +154,20 @@ class SvmlightReader:
                 continue
             bare = not tokens or text[0].isspace() or ":" in tokens[0]
             row = () if bare else tuple(dict.fromkeys(tokens.pop(0).split(",")))
-            for label in row:
-                if fault := label_fault(label):
-                    self._fail(fault, place)
-            pairs = [self._pair(token, place) for token in tokens if not token.startswith("qid:")]
+            try:
+                for label in row:
+                    if bad := label_fault(label):
+                        self._fail(bad, place)
+                pairs = [self._pair(token, place) for token in tokens if not token.startswith("qid:")]
+            except UserError as error:
+                fault = error
+                break
             labels.append(row)
             number.append(len(pairs))
             index.extend(i for i, _ in pairs)
             value.extend(x for _, x in pairs)
-        return _Parsed(labels, number, np.array(index, dtype=np.float64), np.array(value, dtype=np.float32))
+        parsed = _Parsed(labels, number, np.array(index, dtype=np.float64), np.array(value, dtype=np.float32))
+        return parsed, fault
 
     def _pair(self, token: str, place: int) -> tuple[int, float]:
         first, colon, second = token.partition(":")

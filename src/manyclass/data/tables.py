@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -12,7 +12,7 @@ from manyclass.data._cells import TableCells, TableFile, Values
 from manyclass.data._csv import CsvTable
 from manyclass.data._hashing import hashed
 from manyclass.data._parquet import ParquetTable
-from manyclass.data.chunks import Chunk, check_format
+from manyclass.data.chunks import Chunk, RowError, check_format, until_fault
 from manyclass.data.files import ReadProgress, reading, shown
 from manyclass.data.names import label_fault
 from manyclass.data.schema import COLUMN_TYPES, Column, Schema
@@ -22,7 +22,6 @@ WIDTH = 2**18  # features that words are hashed into
 LABELS = ("label", "target", "class", "y")  # default names of the label column
 _MISSING = {"", "na", "n/a", "nan", "null", "none"}
 _SAMPLE_ROWS = 10_000  # types are inferred from them
-_MAX_SAMPLE_BATCHES = 8  # reached before the rows if rows are long
 _LISTED_COLUMNS = 20  # named in an error
 
 
@@ -31,7 +30,7 @@ class TableReader:
 
     A column of numbers is one feature, standardised; a missing number (an empty cell, NA, NaN, null or none) counts as
     the mean. Any other column is text: its words in lower case are hashed. Types are inferred from the first 10,000
-    rows, or fewer if they are long; mean and deviation come from a first pass over all rows.
+    rows; mean and deviation come from a first pass over all rows.
 
     Args:
         path: the file.
@@ -73,30 +72,42 @@ class TableReader:
         self._label = self._label_column(label, schema) if labelled else None
         self.labelled = self._label is not None
         self.schema = self._inferred(format, width, progress) if schema is None else schema
+        known = set(self._table.columns)
         for column in self.schema.columns:
-            if column.name not in self._table.columns:
+            if column.name not in known:
                 self._fail(f"must have the column {column.name!r}, as the model's had, got {self._listed()}")
             found = self._table.types.get(column.name, column.type)
             # In a column of type null all values are missing.
             if found not in (column.type, "null"):
                 self._fail(f"must hold {column.type} in column {column.name!r}, got {found}")
+        numbers = [column for column in self.schema.columns if column.type == "number"]
+        self._number_names = [column.name for column in numbers]
+        self._text_names = [column.name for column in self.schema.columns if column.type == "text"]
+        self._means = np.array([column.mean for column in numbers], dtype=np.float64)
+        self._scales = np.array([column.scale for column in numbers], dtype=np.float64)
 
     def chunks(self) -> Iterator[Chunk]:
         """Yield all rows, in chunks of at most a few thousand."""
         seen = False
         for cells in self._table.cells([column.name for column in self.schema.columns], label=self._label):
             seen = True
-            yield Chunk(self._features(cells), self._labels(cells), cells.done)
+
+            def made(number: int, cells: TableCells = cells) -> Chunk:
+                cells = cells.first(number)
+                return Chunk(self._features(cells), self._labels(cells), cells.done)
+
+            yield from until_fault(len(cells.places), made)
         if not seen:
             self._fail("must hold rows, got none")
 
     def _check_names(self) -> None:
-        names = self._table.columns
-        for i, column in enumerate(names, 1):
+        known = set[str]()
+        for i, column in enumerate(self._table.columns, 1):
             if not column:
                 self._fail(f"must have a name for each column, got none for column {i}; leave out a row index")
-            if column in names[: i - 1]:
+            if column in known:
                 self._fail(f"must have columns of different names, got {shown(column)} twice")
+            known.add(column)
 
     def _label_column(self, label: str | None, schema: Schema | None) -> str | None:
         names = self._table.columns
@@ -113,7 +124,7 @@ class TableReader:
         return found
 
     def _inferred(self, format: str, width: int, progress: ReadProgress | None) -> Schema:
-        """Infer the schema in a first pass over all rows."""
+        """Infer the schema: types from the first rows, then moments in a pass over all rows."""
         from sklearn.preprocessing import StandardScaler
 
         names = [column for column in self._table.columns if column != self._label]
@@ -123,25 +134,19 @@ class TableReader:
             found = self._table.types.get(column, "text")
             if found not in COLUMN_TYPES:
                 self._fail(f"must hold numbers or text in each column, got {found} in {column!r}")
-        batches = self._table.cells(names)
-        sample, size = [], 0
-        for cells in batches:
-            sample.append(cells)
-            size += len(cells.places)
-            if size >= _SAMPLE_ROWS or len(sample) == _MAX_SAMPLE_BATCHES:
-                break
-        if not size:
-            self._fail("must hold rows, got none")
-        types = {column: self._table.types.get(column) or _column_type(sample, column) for column in names}
-        numbers = [column for column, found in types.items() if found == "number"]
-        scaler = StandardScaler()
-        for cells in itertools.chain(sample, batches):
+        types = self._table.types or self._inferred_types(names)
+        numbers = [column for column in names if types[column] == "number"]
+        scaler, empty = StandardScaler(), True
+        for cells in self._table.cells(names):
+            empty = empty and not len(cells.places)
             if numbers and len(cells.places):
                 # Sums of squares may overflow; `_number_column` then leaves the column as it is.
                 with np.errstate(all="ignore"):
-                    scaler.partial_fit(np.stack([self._numbers(cells, column) for column in numbers], 1))
+                    scaler.partial_fit(self._numbers(cells, numbers))
             if progress is not None:
                 progress(cells.done, self.size)
+        if empty:
+            self._fail("must hold rows, got none")
         moments = dict(zip(numbers, zip(scaler.mean_, scaler.var_, strict=True), strict=True)) if numbers else {}
         columns = tuple(
             _number_column(column, *map(float, moments[column])) if column in moments else Column(column, "text")
@@ -151,43 +156,60 @@ class TableReader:
         width = width if text else 0
         return Schema(format, len(numbers) + width, text, label=self._label, columns=columns, width=width)
 
+    def _inferred_types(self, names: Sequence[str]) -> dict[str, str]:
+        """Infer types from the first rows: a column of numbers holds one, and nothing but numbers and missing ones."""
+        held, left = dict.fromkeys(names, False), _SAMPLE_ROWS
+        for cells in self._table.cells(names):
+            for column in list(held):
+                for cell in cells.columns[column]:
+                    number = _number(str(cell))
+                    if math.isinf(number):
+                        del held[column]
+                        break
+                    if number == number:
+                        held[column] = True
+            left -= len(cells.places)
+            if left <= 0:
+                break
+        return {column: "number" if held.get(column) else "text" for column in names}
+
     def _features(self, cells: TableCells) -> Any:
         from scipy.sparse import csr_array, hstack
 
-        columns = self.schema.columns
-        rows = len(cells.places)
-        numbers = np.zeros((rows, sum(column.type == "number" for column in columns)), dtype=np.float32)
-        for i, column in enumerate(column for column in columns if column.type == "number"):
-            with np.errstate(over="ignore"):
-                values = (self._numbers(cells, column.name) - column.mean) / column.scale
-                numbers[:, i] = np.where(np.isnan(values), 0, values)
-            if not np.isfinite(numbers[:, i]).all():
-                place = cells.places[int(np.flatnonzero(~np.isfinite(numbers[:, i]))[0])]
-                self._at(f"must have numbers near the others of column {column.name!r}, got a far larger one", place)
+        with np.errstate(over="ignore"):
+            standard = (self._numbers(cells, self._number_names) - self._means) / self._scales
+            numbers = np.where(np.isnan(standard), 0, standard).astype(np.float32)
+        if (bad := _first_bad(~np.isfinite(numbers))) is not None:
+            column = self._number_names[bad[1]]
+            fault = f"must have numbers near the others of column {column!r}, got a far larger one"
+            raise self._row_error(fault, cells, bad[0])
         if not self.schema.sparse:
             return numbers
-        texts = [(column.name, _texts(cells.columns[column.name])) for column in columns if column.type == "text"]
-        words = hashed(texts, self.schema.width)
+        words = hashed([(name, _texts(cells.columns[name])) for name in self._text_names], self.schema.width)
         return csr_array(hstack([csr_array(numbers), words], format="csr", dtype=np.float32))
 
-    def _numbers(self, cells: TableCells, column: str) -> "np.ndarray[Any, Any]":
-        """Return the numbers of a column, float64, NaN where missing."""
-        values = cells.columns[column]
-        found = values if isinstance(values, np.ndarray) else _floats(values)
-        if found is not None and not np.isinf(found).any():
-            return found
-        for place, value in zip(cells.places, values, strict=True):
-            if (number := _number(str(value))) is None or math.isinf(number):
-                self._at(f"must have finite numbers in column {column!r}, got {shown(str(value))}", place)
-        return np.array([_number(str(value)) for value in values], dtype=np.float64)
+    def _numbers(self, cells: TableCells, columns: Sequence[str]) -> "np.ndarray[Any, Any]":
+        """Return the numbers [n, columns], float64, NaN where missing."""
+        values = [cells.columns[column] for column in columns]
+        if any(isinstance(column, np.ndarray) for column in values):
+            values = [column if isinstance(column, np.ndarray) else _floats(column) for column in values]
+            found = np.array(values, dtype=np.float64)
+        else:
+            found = _floats(itertools.chain.from_iterable(values))
+        found = found.reshape(len(columns), len(cells.places)).T
+        if (bad := _first_bad(np.isinf(found))) is not None:
+            row, column = bad
+            value = shown(str(values[column][row]))
+            raise self._row_error(f"must have finite numbers in column {columns[column]!r}, got {value}", cells, row)
+        return found
 
     def _labels(self, cells: TableCells) -> list[tuple[str, ...]] | None:
         if self._label is None:
             return None
         labels = [label.strip() for label in _texts(cells.columns[self._label])]
-        for place, label in zip(cells.places, labels, strict=True):
+        for row, label in enumerate(labels):
             if fault := label_fault(label):
-                self._at(f"{fault} in column {self._label!r}", place)
+                raise self._row_error(f"{fault} in column {self._label!r}", cells, row)
         return [(label,) for label in labels]
 
     def _listed(self) -> str:
@@ -195,8 +217,8 @@ class TableReader:
         rest = f" and {len(names) - _LISTED_COLUMNS} more" if len(names) > _LISTED_COLUMNS else ""
         return ", ".join(shown(column) for column in names[:_LISTED_COLUMNS]) + rest
 
-    def _at(self, fault: str, place: int) -> NoReturn:
-        raise UserError(f"`{self._name}` {fault} in {self._table.unit} {place} of {self.path}")
+    def _row_error(self, fault: str, cells: TableCells, row: int) -> RowError:
+        return RowError(f"`{self._name}` {fault} in {self._table.unit} {cells.places[row]} of {self.path}", row)
 
     def _fail(self, fault: str) -> NoReturn:
         raise UserError(f"`{self._name}` {fault} in {self.path}")
@@ -209,36 +231,35 @@ def _number_column(name: str, mean: float, variance: float) -> Column:
     return Column(name, "number", mean if math.isfinite(mean) else 0.0, 1.0 if flat else scale)
 
 
-def _column_type(sample: Sequence[TableCells], column: str) -> str:
-    seen = False
-    for cells in sample:
-        for cell in _texts(cells.columns[column]):
-            number = _number(cell)
-            if number is None or math.isinf(number):
-                return "text"
-            seen = seen or not math.isnan(number)
-    return "number" if seen else "text"
-
-
 def _texts(values: Values) -> list[str]:
     assert isinstance(values, list)
     return values
 
 
-def _floats(cells: list[str]) -> "np.ndarray[Any, Any] | None":
+def _floats(cells: Iterable[str]) -> "np.ndarray[Any, Any]":
+    """Return the numbers in cells, see `_number`."""
+    held = list(cells)
     try:
-        found = np.array(list(map(float, cells)), dtype=np.float64)
+        found = np.fromiter(map(float, held), np.float64, len(held))
     except ValueError:
-        return None
+        found = None
     # Python reads 1_2 as 12; other programs do not.
-    return None if any("_" in cell for cell in cells) else found
+    if found is None or any("_" in cell for cell in held):
+        return np.fromiter(map(_number, held), np.float64, len(held))
+    return found
 
 
-def _number(cell: str) -> float | None:
-    """Return the number in a cell, NaN if it is missing, or None if it is not a number."""
-    if cell.strip().lower() in _MISSING:
-        return math.nan
+def _number(cell: str) -> float:
+    """Return the number in a cell, NaN if it is missing, or inf if it is not a finite number."""
     try:
-        return None if "_" in cell else float(cell)
+        return math.inf if "_" in cell else float(cell)
     except ValueError:
+        return math.nan if cell.strip().lower() in _MISSING else math.inf
+
+
+def _first_bad(bad: "np.ndarray[Any, Any]") -> tuple[int, int] | None:
+    """Return the first row of [n, F] with a True, and its first column with one; None if there is none."""
+    if not bad.any():
         return None
+    row = int(bad.any(1).argmax())
+    return row, int(bad[row].argmax())

@@ -11,6 +11,25 @@ _NUMBER_KINDS, _STRING_KINDS = "biuf", "UTO"
 _LARGEST_EXACT_INT = 2**53  # in float64
 
 
+def check_one_type(y: Any, name: str) -> None:
+    """Check that labels are all strings, or none of them is: others neither compare nor sort.
+
+    Raises:
+        TypeError: a label is a string and another is not.
+    """
+    if not isinstance(y, list | tuple):
+        # Only an array of objects can hold several types.
+        if getattr(getattr(y, "dtype", None), "kind", "") != "O" or getattr(y, "ndim", 0) != 1:
+            return
+        y = np.asarray(y)
+    for position, label in enumerate(y):
+        if isinstance(label, str) != isinstance(y[0], str):
+            raise TypeError(
+                f"`{name}` must hold labels of one type, all strings or all numbers, got {y[0]!r} at position 0 and "
+                f"{label!r} at position {position}"
+            )
+
+
 @dataclass(frozen=True)
 class Labels:
     """C classes in ascending order, and their rows in a head, which has them in order of arrival.

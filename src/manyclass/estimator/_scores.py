@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from manyclass.heads import ClassHead, TopK, exact_log_z, exact_topk
+from manyclass.heads import ClassHead, TopK, exact_scores, exact_topk
 
 _CHUNK_ELEMENTS = 1 << 23  # of class vectors in float64
 
@@ -49,13 +49,14 @@ class Scores:
     @torch.no_grad()
     def log_prob(self, hidden: Tensor, ids: Tensor) -> Tensor:
         """Return the log-probability [B] of one class per row."""
-        score = (hidden * self.head.weight[ids].double()).sum(1)
-        score = score if self.head.bias is None else score + self.head.bias[ids].double()
-        return score - exact_log_z(self, hidden)
+        score, log_z = exact_scores(self, hidden, ids.unsqueeze(1))
+        return score.squeeze(1) - log_z
 
     @torch.no_grad()
     def log_probs(self, hidden: Tensor) -> Iterator[tuple[int, Tensor]]:
         """Iterate over chunks of classes: the first id, and log-probabilities [B, size]."""
-        normaliser = exact_log_z(self, hidden).unsqueeze(1)
-        for start, score in self.score_chunks(max(1, _CHUNK_ELEMENTS // len(hidden))):
-            yield start, score(hidden) - normaliser
+        # The same chunks twice: scores of other products could lie above log Z by their rounding.
+        chunks = list(self.score_chunks(max(1, _CHUNK_ELEMENTS // len(hidden))))
+        log_z = torch.stack([score(hidden).logsumexp(1) for _, score in chunks]).logsumexp(0).unsqueeze(1)
+        for start, score in chunks:
+            yield start, score(hidden) - log_z

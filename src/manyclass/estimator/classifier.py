@@ -14,14 +14,16 @@ from sklearn.utils.validation import _check_sample_weight, check_is_fitted, colu
 from manyclass import _check
 from manyclass.counts import ClassCounts
 from manyclass.data.rows import Rows
-from manyclass.estimator._labels import Array, Labels
+from manyclass.estimator._labels import Array, Labels, check_one_type
 from manyclass.estimator._learner import Learner, add_counts
 from manyclass.estimator._memory import check_fits
 from manyclass.estimator._options import MakeSampler, Options, plain
+from manyclass.estimator._sparse import check_sparse
 from manyclass.objectives import Objective
 from manyclass.training import History, Progress, Record
 
 _LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
+_PRIVATE = ("_labels", "_learner", "_progress", "_random")  # the fitted attributes that are not public
 
 
 class ManyClassClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
@@ -118,13 +120,22 @@ class ManyClassClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Train from the beginning.
 
-        Ctrl-C ends the training after the current step: the model keeps its progress, and KeyboardInterrupt is raised.
+        Ctrl-C ends the training and leaves the estimator unfitted, even if it was fitted before.
 
         Args:
             X: [n, F], an array or a sparse matrix.
             y: [n], labels.
             sample_weight: [n], not negative; only ratios matter. Rows of weight 0 are left out.
         """
+        try:
+            return self._fit(X, y, sample_weight)
+        except KeyboardInterrupt:
+            # Half a model must not pass for a whole one, nor one of earlier data for one of these.
+            for name in [name for name in vars(self) if name in _PRIVATE or name[-1] == "_" != name[0]]:
+                delattr(self, name)
+            raise
+
+    def _fit(self, X: Any, y: Any, sample_weight: Any) -> Self:
         options = Options.of(self.get_params(deep=False))
         X, y, weight = self._examples(X, y, sample_weight, first=True)
         if weight is not None:
@@ -170,6 +181,7 @@ class ManyClassClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         X, y, weight = self._examples(X, y, sample_weight, first=first)
         labels = Labels.of(y) if first else self._labels
         if classes is not None and len(classes):
+            check_one_type(classes, "classes")
             named = column_or_1d(classes)
             labels = Labels.of(named) if first else labels.joined(named, "classes")
         labels = labels.joined(y, "y")
@@ -244,6 +256,7 @@ class ManyClassClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         Raises:
             ValueError: a label was never seen, or the number of labels is not that of rows.
         """
+        check_one_type(labels, "labels")
         X, labels = self._rows(X), column_or_1d(labels)
         if len(labels) != X.shape[0]:
             raise ValueError(f"`labels` must have length {X.shape[0]}, as `X` has rows, got {len(labels)}")
@@ -260,6 +273,8 @@ class ManyClassClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def _examples(self, X: Any, y: Any, sample_weight: Any, *, first: bool) -> tuple[Any, Array, Array | None]:
         """Check rows, labels and weights to train on."""
+        check_sparse(X)
+        check_one_type(y, "y")
         X, y = validate_data(self, X, y, reset=first, accept_sparse="csr", dtype=[np.float64, np.float32])
         _check_range(X)
         # check_classification_targets is not used, because it takes many classes for a regression target.
@@ -275,6 +290,7 @@ class ManyClassClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def _rows(self, X: Any) -> Any:
         """Check rows to predict."""
         check_is_fitted(self)
+        check_sparse(X)
         X = validate_data(self, X, reset=False, accept_sparse="csr", dtype=[np.float64, np.float32])
         _check_range(X)
         return X

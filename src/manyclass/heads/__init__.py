@@ -5,6 +5,7 @@ from manyclass.heads._learning import draw_candidates as draw_candidates
 from manyclass.heads.exact import ChunkedHead as ChunkedHead
 from manyclass.heads.exact import TopK as TopK
 from manyclass.heads.exact import exact_log_z as exact_log_z
+from manyclass.heads.exact import exact_scores as exact_scores
 from manyclass.heads.exact import exact_topk as exact_topk
 from manyclass.heads.exact import mask_columns as mask_columns
 from manyclass.heads.examples import Examples as Examples

@@ -65,21 +65,58 @@ def exact_log_z(head: ChunkedHead, hidden: Tensor, exclude: Tensor | None = None
 
     Differentiable; the backward pass scores chunks again instead of keeping them.
     """
-    if not (torch.is_grad_enabled() or torch.compiler.is_compiling()) and len(hidden) > MAX_EXAMPLES:
-        return torch.cat([exact_log_z(head, *rows, power=power) for rows in _row_chunks(hidden, exclude)])
-    parts = []
-    for _, score in _chunks(head, hidden.shape[0], exclude):
+    none = torch.empty(len(hidden), 0, dtype=torch.int64, device=hidden.device)
+    return exact_scores(head, hidden, none, exclude, power=power)[1]
 
-        def part(hidden: Tensor, score: Callable[[Tensor], Tensor] = score) -> Tensor:
+
+def exact_scores(
+    head: ChunkedHead, hidden: Tensor, ids: Tensor, exclude: Tensor | None = None, *, power: float = 1.0
+) -> tuple[Tensor, Tensor]:
+    """Return the scores [B, K] of ids [B, K] and log Z [B], both from the same products; see `exact_log_z`.
+
+    A score that is computed in another way is rounded in another way, and may lie above log Z. These cannot: rounding
+    is monotonic, so a log-sum-exp is never below any of its terms.
+    """
+    if not (torch.is_grad_enabled() or torch.compiler.is_compiling()) and len(hidden) > MAX_EXAMPLES:
+        rows = zip(_row_chunks(hidden, exclude), ids.split(MAX_EXAMPLES), strict=True)
+        found = [exact_scores(head, part, wanted, others, power=power) for (part, others), wanted in rows]
+        own, log_z = zip(*found, strict=True)
+        return torch.cat(own), torch.cat(log_z)
+    own_score, parts = None, []
+    for start, score in _chunks(head, len(hidden), exclude):
+
+        def part(
+            hidden: Tensor, columns: Tensor = ids - start, score: Callable[[Tensor], Tensor] = score
+        ) -> tuple[Tensor, Tensor]:
             scores = score(hidden)
-            return (scores if power == 1 else power * scores).logsumexp(1)
+            inside = (columns >= 0) & (columns < scores.shape[1])
+            chosen = scores.gather(1, torch.where(inside, columns, 0))
+            log_sum = (scores if power == 1 else power * scores).logsumexp(1)
+            return torch.where(inside, chosen, 0.0), log_sum
 
         # torch.export cannot trace a checkpoint, and an exported graph is not trained.
         if torch.is_grad_enabled() and not torch.compiler.is_exporting():
-            parts.append(checkpoint(part, hidden, use_reentrant=False, preserve_rng_state=False))
+            chosen, log_sum = checkpoint(part, hidden, use_reentrant=False, preserve_rng_state=False)
         else:
-            parts.append(part(hidden))
-    return torch.stack(parts).logsumexp(0)
+            chosen, log_sum = part(hidden)
+        own_score = chosen if own_score is None else own_score + chosen
+        parts.append(log_sum)
+    assert own_score is not None
+    return own_score, torch.stack(parts).logsumexp(0)
+
+
+def exact_log_prob(head: ChunkedHead, hidden: Tensor, ids: Tensor, shape: torch.Size) -> Tensor:
+    """Return exact log-probabilities [*shape, K], none above 0, of hidden [B, ...] for ids [*shape, K] or [K].
+
+    Raises:
+        ValueError: an id is outside [0, C), or `ids` has another shape.
+    """
+    ids = _check.ids("ids", ids, head.num_classes)
+    if ids.dim() == 0 or ids.shape[:-1] not in ((), shape):
+        raise ValueError(f"`ids` must have shape {[*shape, 'K']} or [K], got {list(ids.shape)}")
+    ids = ids.expand(*shape, ids.shape[-1])
+    scores, log_z = exact_scores(head, hidden, ids.reshape(len(hidden), ids.shape[-1]))
+    return (scores - log_z.unsqueeze(1)).reshape(ids.shape)
 
 
 @torch.no_grad()

@@ -17,9 +17,9 @@ from manyclass.forms import Similarity
 from manyclass.heads._default import choose_sampler, known_frequency
 from manyclass.heads._resize import resize_rows, resize_state
 from manyclass.heads._rows import RowLookup, fill_, gathered, replace_target_rows
-from manyclass.heads.exact import TopK, exact_log_z, exact_topk
+from manyclass.heads.exact import TopK, exact_log_prob, exact_log_z, exact_topk
 from manyclass.heads.examples import Examples
-from manyclass.heads.sampled import approximate_log_likelihood, exact_loss, log_prob, sampled_loss
+from manyclass.heads.sampled import approximate_log_likelihood, exact_loss, sampled_loss
 from manyclass.kernels import (
     LinearDraw,
     at_least_float32,
@@ -168,7 +168,6 @@ class ClassHead(nn.Module):
     forward = sampled_loss
     exact_loss = exact_loss
     approximate_log_likelihood = approximate_log_likelihood
-    log_prob = log_prob
 
     @property
     def tables(self) -> dict[str, Tensor | None]:
@@ -196,6 +195,11 @@ class ClassHead(nn.Module):
         """Return the exact log Z [...] of hidden [..., D]."""
         self.check_hidden(hidden)
         return exact_log_z(self, hidden.reshape(-1, self.dim)).reshape(hidden.shape[:-1])
+
+    def log_prob(self, hidden: Tensor, ids: Tensor) -> Tensor:
+        """Return exact log-probabilities [..., K] for ids [..., K], or for ids [K] that all examples share."""
+        self.check_hidden(hidden)
+        return exact_log_prob(self, hidden.reshape(-1, self.dim), ids, hidden.shape[:-1])
 
     def topk(self, hidden: Tensor, k: int, *, exclude: Tensor | None = None) -> TopK:
         """Return exactly the k most probable classes of hidden [..., D] that are not in exclude [..., E]."""
@@ -290,11 +294,6 @@ class ClassHead(nn.Module):
             examples.hidden, self.weight, self.bias, examples.target, candidates, self._similarity, self.sparse
         )
         return closed_form_loss(form, draw) if has_closed_form(form, draw) else None
-
-    def target_scores(self, hidden: Tensor, target: Tensor) -> Tensor:
-        """Return the scores [B] of one class for each example, with dense gradients."""
-        weight, bias = self.whole_tables()
-        return self._pair(hidden, F.embedding(target, weight), None if bias is None else bias[target])
 
     def candidate_scores(self, hidden: Tensor, target: Tensor, candidates: Candidates) -> tuple[Tensor, Tensor]:
         """Return scores of the targets [B] and of the candidates [B, ΣK], -inf where excluded."""

@@ -13,7 +13,7 @@ from manyclass.candidates import Candidates
 from manyclass.defaults import IGNORE_INDEX
 from manyclass.forms import LogSumExp, transformed
 from manyclass.heads._learning import LearningHead, advance, draw_candidates, observe
-from manyclass.heads.exact import ChunkedHead, exact_log_z
+from manyclass.heads.exact import ChunkedHead, exact_scores
 from manyclass.heads.examples import Examples, flatten_examples
 from manyclass.objectives import Likelihood
 
@@ -28,10 +28,6 @@ class SampledHead(ChunkedHead, LearningHead, Protocol):
 
     def check_hidden(self, hidden: Tensor) -> None:
         """Raise if the head cannot score `hidden`."""
-        ...
-
-    def target_scores(self, hidden: Tensor, target: Tensor) -> Tensor:
-        """Return the scores [B] of one class for each example, in float32 or better."""
         ...
 
     def fused_loss(self, examples: Examples, candidates: Candidates) -> tuple[Tensor, Tensor] | None:
@@ -99,7 +95,7 @@ def exact_loss(
     ignore_index: int = IGNORE_INDEX,
     reduction: str = "mean",
 ) -> Tensor:
-    """Return the exact cross entropy over all classes not excluded, computed in chunks of classes.
+    """Return the exact cross entropy over all classes not excluded, computed in chunks of classes; it is never below 0.
 
     The gradients of a table of class vectors are dense. Arguments are those of the sampled loss.
     """
@@ -113,8 +109,8 @@ def exact_loss(
         ignore_index=ignore_index,
         reduction=reduction,
     )
-    target_score = self.target_scores(examples.hidden, examples.target)
-    loss = exact_log_z(self, examples.hidden, examples.exclude) - target_score
+    target_score, log_z = exact_scores(self, examples.hidden, examples.target.unsqueeze(1), examples.exclude)
+    loss = log_z - target_score.squeeze(1)
     _check.finite_loss(loss, hidden=examples.hidden, **self.tables, target_score=target_score)
     return examples.reduce(loss, reduction)
 
@@ -138,11 +134,6 @@ def approximate_log_likelihood(
         candidates = draw_candidates(self, examples, likelihood, generator)
         loss = likelihood(*self.candidate_scores(examples.hidden, examples.target, candidates), candidates)
     return -loss.reshape(examples.shape)
-
-
-def log_prob(self: SampledHead, hidden: Tensor, ids: Tensor) -> Tensor:
-    """Return exact log-probabilities [..., K] for ids [..., K], or for ids [K] that all examples share."""
-    return self.scores(hidden, ids) - self.log_z(hidden).unsqueeze(-1)
 
 
 def _losses(head: SampledHead, examples: Examples, generator: torch.Generator | None) -> Tensor:

@@ -8,9 +8,9 @@ from torch import Tensor, nn
 from manyclass import _check
 from manyclass._handle import Handle
 from manyclass.candidates import Candidates
-from manyclass.heads.exact import TopK, exact_log_z, exact_topk
+from manyclass.heads.exact import TopK, exact_log_prob, exact_log_z, exact_topk
 from manyclass.heads.examples import Examples
-from manyclass.heads.sampled import approximate_log_likelihood, exact_loss, log_prob, sampled_loss
+from manyclass.heads.sampled import approximate_log_likelihood, exact_loss, sampled_loss
 from manyclass.kernels import at_least_float32, exclude_hits
 from manyclass.objectives import Likelihood, Objective
 from manyclass.samplers import Sampler, check_life_cycle
@@ -59,17 +59,12 @@ class ScorerHead(nn.Module):
     forward = sampled_loss
     exact_loss = exact_loss
     approximate_log_likelihood = approximate_log_likelihood
-    log_prob = log_prob
 
     def check_hidden(self, hidden: Tensor) -> None:
         """Accept anything: only the scorer knows its input."""
 
     def fused_loss(self, examples: Examples, candidates: Candidates) -> None:
         """Return None: there are no kernels for a scorer."""
-
-    def target_scores(self, hidden: Tensor, target: Tensor) -> Tensor:
-        """Return the scores [B] of one class for each example."""
-        return self._own(hidden, target.unsqueeze(1)).squeeze(1)
 
     def scores(self, hidden: Tensor, ids: Tensor) -> Tensor:
         """Return scores [B, K] of hidden [B, ...] for ids [B, K], or for ids [K] that all examples share."""
@@ -82,6 +77,10 @@ class ScorerHead(nn.Module):
         """Return the exact log Z [B] of hidden [B, ...]."""
         return exact_log_z(self, hidden)
 
+    def log_prob(self, hidden: Tensor, ids: Tensor) -> Tensor:
+        """Return exact log-probabilities [B, K] for ids [B, K], or for ids [K] that all examples share."""
+        return exact_log_prob(self, hidden, ids, hidden.shape[:1])
+
     def topk(self, hidden: Tensor, k: int, *, exclude: Tensor | None = None) -> TopK:
         """Return exactly the k most probable classes of hidden [B, ...] that are not in exclude [B, E]."""
         if exclude is not None:
@@ -93,7 +92,7 @@ class ScorerHead(nn.Module):
         scores = [
             block.ungroup(self.scorer(block.group(hidden), block.ids), len(hidden)) for block in candidates.blocks
         ]
-        return self.target_scores(hidden, target), exclude_hits(scores, candidates)
+        return self._own(hidden, target.unsqueeze(1)).squeeze(1), exclude_hits(scores, candidates)
 
     def score_chunks(self, size: int) -> Iterator[tuple[int, Callable[[Tensor], Tensor]]]:
         """Yield for each run of `size` classes its first id and a function from hidden [B, ...] to scores [B, size]."""

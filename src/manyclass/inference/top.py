@@ -1,5 +1,6 @@
 """The best classes and their probabilities, exact or approximated with an index and a few draws."""
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -109,9 +110,12 @@ def top(
         if probabilities == "none":
             parts.append((ids,))
         elif probabilities == "exact":
-            # The scores of the index are computed without autocast, so log Z must be, too.
+            # Not from the scores of the index, which are rounded otherwise than log Z, and may lie above it. Neither
+            # follows autocast.
             with isolated():
-                parts.append((ids, best_scores - head.log_z(rows[here]).unsqueeze(1)))
+                log_prob = head.log_prob(rows[here], ids.clamp(min=0)).masked_fill(ids < 0, -math.inf)
+            log_prob, order = log_prob.sort(dim=1, descending=True, stable=True)
+            parts.append((ids.gather(1, order), log_prob))
         else:
             estimate = estimate_log_z(
                 head, rows[here], explicit=found, sampler=sampler, draws=draws, generator=generator

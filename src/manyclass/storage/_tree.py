@@ -34,6 +34,9 @@ DTYPES = {
     "C64": torch.complex64,
 }
 _MAX_DEPTH = 100
+# Limits of what is written and read. Values take up to 20 times the memory of their JSON: a list in 3 bytes takes 64.
+MAX_JSON_BYTES = 1 << 26
+MAX_VALUES = 1 << 23
 _MAX_NAME_CHARACTERS = 200
 _TYPES = "a dict, list, tuple, None, bool, int, float, str or Tensor"
 
@@ -55,11 +58,14 @@ class Packing:
 
         Raises:
             TypeError: a value is neither plain data nor a dense tensor, or a key is not a str or int.
-            ValueError: the tree is nested too deeply, as one that contains itself is.
+            ValueError: the tree is nested too deeply, as one that contains itself is, or too large.
         """
         text = json.dumps(self._node(content, ()), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
         # Not as escapes, which would join two lone surrogates into one character.
-        return text.encode("utf-8", "surrogatepass")
+        data = text.encode("utf-8", "surrogatepass")
+        if fault := _size_fault(data):
+            raise ValueError(f"`content` must have {fault}: save long lists as tensors, strings by `pack_strings`")
+        return data
 
     def _node(self, value: object, path: tuple[object, ...]) -> Any:
         if value is None or isinstance(value, bool | str):
@@ -112,16 +118,41 @@ def unpack(data: bytes, tensor: Callable[[str], Tensor]) -> dict[str, Any]:
     Raises:
         ValueError: `Packing` does not write such JSON; the message says why.
     """
+    if fault := _size_fault(data):
+        raise ValueError(f"its JSON must have {fault}")
+
+    def decode(pairs: list[tuple[str, Any]]) -> Any:
+        return _value(pairs, tensor)
+
     try:
-        text = data.decode("utf-8", "surrogatepass")
-        content = _value(json.loads(text, object_pairs_hook=unique_keys), tensor, 0)
+        # Objects become values while they are read, inner ones first, so that there is no second tree.
+        content = json.loads(data.decode("utf-8", "surrogatepass"), object_pairs_hook=decode)
     except RecursionError:
         raise ValueError("its JSON is nested too deeply") from None
     except (UnicodeDecodeError, json.JSONDecodeError):
         raise ValueError("its JSON cannot be read") from None
     if not isinstance(content, dict):
         raise ValueError("its JSON does not begin with a dict")
+    _check_depth(content)
     return content
+
+
+def _size_fault(data: bytes) -> str | None:
+    """Return the fault of JSON whose values would take too much memory, or None."""
+    if len(data) > MAX_JSON_BYTES:
+        return f"at most {MAX_JSON_BYTES:,} bytes, got {len(data):,}"
+    # Each value begins after one of these marks. Those in strings count too, which no sensible content notices.
+    values = sum(data.count(mark) for mark in (b"[", b"{", b","))
+    return f"at most {MAX_VALUES:,} values, got {values:,}" if values > MAX_VALUES else None
+
+
+def _check_depth(content: dict[Any, Any]) -> None:
+    level: list[Any] = [content]
+    for _ in range(_MAX_DEPTH + 1):
+        children = (child for node in level for child in (node.values() if isinstance(node, dict) else node))
+        level = [child for child in children if isinstance(child, dict | list | tuple)]
+    if level:
+        raise ValueError("its JSON is nested too deeply")
 
 
 def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -136,19 +167,14 @@ def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _value(node: Any, tensor: Callable[[str], Tensor], depth: int) -> Any:
-    # The values in the deepest dict or list are one level deeper.
-    if depth > _MAX_DEPTH + 1:
-        raise ValueError("its JSON is nested too deeply")
-    if isinstance(node, list):
-        return [_value(part, tensor, depth + 1) for part in node]
-    if not isinstance(node, dict):
-        return node
+def _value(pairs: list[tuple[str, Any]], tensor: Callable[[str], Tensor]) -> Any:
+    """Return the value that an object of JSON stands for; the values in it are already such values."""
+    node = unique_keys(pairs)
     match node:
         case {"dict": list() as items} if len(node) == 1:
-            return _items(items, tensor, depth)
+            return _items(items)
         case {"tuple": list() as parts} if len(node) == 1:
-            return tuple(_value(part, tensor, depth + 1) for part in parts)
+            return tuple(parts)
         case {"tensor": str() as name} if len(node) == 1:
             try:
                 return tensor(name)
@@ -161,12 +187,12 @@ def _value(node: Any, tensor: Callable[[str], Tensor], depth: int) -> Any:
     raise ValueError(f"its JSON has an unknown object {str(node)[:40]}")
 
 
-def _items(items: list[Any], tensor: Callable[[str], Tensor], depth: int) -> dict[Any, Any]:
+def _items(items: list[Any]) -> dict[Any, Any]:
     found = {}
     for item in items:
         if not isinstance(item, list) or len(item) != 2 or type(item[0]) not in (str, int) or item[0] in found:
             raise ValueError(f"its JSON has a malformed dict item, {str(item)[:40]}")
-        found[item[0]] = _value(item[1], tensor, depth + 1)
+        found[item[0]] = item[1]
     return found
 
 

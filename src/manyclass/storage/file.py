@@ -52,7 +52,8 @@ def save(path: Path, content: Mapping[str, object], *, content_type: str, keep: 
 
     Raises:
         TypeError: `content` holds a value or a key of another type.
-        ValueError: `content` is nested too deeply, or has too many tensors.
+        ValueError: `content` is nested too deeply, has too many tensors, or lists and dicts that are too long: save
+            long ones as tensors, strings by `pack_strings`.
         UserError: the disk is full, or the file cannot be written. Nothing was overwritten.
 
     Example:
@@ -194,7 +195,8 @@ class _File:
                 raise RefusedError(f"its tensor {name!r} has the dtype {entry.get_dtype()}, which is not supported")
             try:
                 found[name] = torch.empty(entry.get_shape(), dtype=DTYPES[entry.get_dtype()], device="meta")
-            except (RuntimeError, OverflowError):
+            except (RuntimeError, OverflowError, TypeError):
+                # Torch has no length of 2⁶³ or more, and calls one a TypeError.
                 raise RefusedError(f"it is damaged: its tensor {name!r} has an impossible shape") from None
         if _TREE not in found or found[_TREE].dtype != torch.uint8:
             raise RefusedError("it is damaged: it has no JSON")
@@ -241,7 +243,8 @@ def _opened(path: Path, content_type: str) -> Iterator[_File]:
 def _check_header(header: bytes) -> None:
     """Refuse a name that occurs twice, of which the library would take the last."""
     try:
-        json.loads(header[8:], object_pairs_hook=unique_keys)
+        # Only the keys are checked, so the objects are not kept.
+        json.loads(header[8:], object_pairs_hook=lambda pairs: unique_keys(pairs) and None)
     except ValueError as error:
         raise RefusedError(f"it is damaged: {error}") from None
 

@@ -93,7 +93,7 @@ class FeaturesTask:
                 summary[-1] += f", {len(held_out_rows) - len(held_out):,} left out for labels that are not trained on"
         train = RowBatches(rows, settings.batch_size or 1, seed=settings.seed, chosen=chosen)
         counts = torch.from_numpy(class_counts(train.targets, len(names))).double()
-        spec = ModelSpec(self, names, counts, {"schema": reader.schema.to_json()}, settings)
+        spec = ModelSpec(self, names, counts, {"schema": reader.schema.packed()}, settings)
 
         def batches(limit: int | None) -> RowBatches:
             some = held_out if limit is None else held_out[:: max(1, -(-len(held_out) // limit))]

@@ -64,11 +64,16 @@ def open_index(model: Model, source: Source, folder: Path, *, k: int, recall: fl
         except (UserError, ValueError, KeyError, TypeError, AttributeError):
             pass  # The index is damaged or of another model, so it is built again.
     rows = []
-    with eval_mode(model):
-        for batch in model.spec.task.predict_batches(model.spec, source, size=_BATCH_EXAMPLES, seen=False):
-            rows.append(model.encoder(moved(batch.inputs, model.device)))
-            if sum(map(len, rows)) >= _TUNING_EXAMPLES:
-                break
+    try:
+        with eval_mode(model):
+            for batch in model.spec.task.predict_batches(model.spec, source, size=_BATCH_EXAMPLES, seen=False):
+                rows.append(model.encoder(moved(batch.inputs, model.device)))
+                if sum(map(len, rows)) >= _TUNING_EXAMPLES:
+                    break
+    except UserError:
+        # The examples before the faulty one are still answered; the prediction reports the fault.
+        if sum(map(len, rows)) < 2:
+            raise
     if sum(map(len, rows)) < 2:
         raise UserError(f"`data` must hold at least 2 examples to tune an index on, got {source.data}")
     index = Index.build(model.head, torch.cat(rows), k=number, recall=recall)

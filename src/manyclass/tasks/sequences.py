@@ -88,7 +88,7 @@ class SequencesTask:
 
     def predict_batches(self, spec: ModelSpec, source: Source, *, size: int, seen: bool) -> Iterator[PredictBatch]:
         """Iterate over users, whose next item is to be predicted."""
-        sequences = _read(spec, source)
+        sequences = read_sequences(source.data, item_names=spec.names, until_fault=True)
         after = sequences.last_batches("next", size, length=spec.settings.length or 1, seen=seen)
         if sequences.unknown:
             dropped = sequences.num_users - len(after.users)
@@ -98,6 +98,8 @@ class SequencesTask:
         for users, (ids, lengths, _, items) in zip(after.users.split(size), after, strict=True):
             shown = [sequences.user_names[user] for user in users.tolist()]
             yield PredictBatch(shown, {"ids": ids, "last": lengths - 1}, items)
+        if sequences.fault is not None:
+            raise sequences.fault
 
 
 def _read(spec: ModelSpec, source: Source) -> Sequences:
