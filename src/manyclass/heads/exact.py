@@ -65,7 +65,7 @@ def exact_log_z(head: ChunkedHead, hidden: Tensor, exclude: Tensor | None = None
 
     Differentiable; the backward pass scores chunks again instead of keeping them.
     """
-    none = torch.empty(len(hidden), 0, dtype=torch.int64, device=hidden.device)
+    none = torch.empty(hidden.shape[0], 0, dtype=torch.int64, device=hidden.device)
     return exact_scores(head, hidden, none, exclude, power=power)[1]
 
 
@@ -77,13 +77,13 @@ def exact_scores(
     A score that is computed in another way is rounded in another way, and may lie above log Z. These cannot: rounding
     is monotonic, so a log-sum-exp is never below any of its terms.
     """
-    if not (torch.is_grad_enabled() or torch.compiler.is_compiling()) and len(hidden) > MAX_EXAMPLES:
+    if not (torch.is_grad_enabled() or torch.compiler.is_compiling()) and hidden.shape[0] > MAX_EXAMPLES:
         rows = zip(_row_chunks(hidden, exclude), ids.split(MAX_EXAMPLES), strict=True)
         found = [exact_scores(head, part, wanted, others, power=power) for (part, others), wanted in rows]
         own, log_z = zip(*found, strict=True)
         return torch.cat(own), torch.cat(log_z)
     own_score, parts = None, []
-    for start, score in _chunks(head, len(hidden), exclude):
+    for start, score in _chunks(head, hidden.shape[0], exclude):
 
         def part(
             hidden: Tensor, columns: Tensor = ids - start, score: Callable[[Tensor], Tensor] = score
@@ -115,7 +115,7 @@ def exact_log_prob(head: ChunkedHead, hidden: Tensor, ids: Tensor, shape: torch.
     if ids.dim() == 0 or ids.shape[:-1] not in ((), shape):
         raise ValueError(f"`ids` must have shape {[*shape, 'K']} or [K], got {list(ids.shape)}")
     ids = ids.expand(*shape, ids.shape[-1])
-    scores, log_z = exact_scores(head, hidden, ids.reshape(len(hidden), ids.shape[-1]))
+    scores, log_z = exact_scores(head, hidden, ids.reshape(hidden.shape[0], ids.shape[-1]))
     return (scores - log_z.unsqueeze(1)).reshape(ids.shape)
 
 

@@ -258,6 +258,12 @@ class Index:
         """
         check_head(head)
         about = state.about
+        if not isinstance(state.tensors, Mapping) or not isinstance(about, Mapping):
+            kinds = f"{type(state.tensors).__name__} and {type(about).__name__}"
+            raise TypeError(f"`state` must have mappings of tensors and of facts about them, got {kinds}")
+        for name, value in about.items():
+            if not isinstance(value, str | int | float | None):
+                raise TypeError(f"`state` must hold a string or a number as {name!r}, got a {type(value).__name__}")
         if about.get("format") != FORMAT_VERSION:
             raise ValueError(f"`state` must be an index of format {FORMAT_VERSION}, got {about.get('format')!r}")
         report = _read_report(about)

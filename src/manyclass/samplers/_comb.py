@@ -13,6 +13,9 @@ from manyclass.samplers._inclusion import split_certain
 from manyclass.samplers._table import MassTable
 
 
+CERTAIN = -1.0  # the weight of a class that is certain; an infinite one would look like a damaged state
+
+
 class Comb:
     """k teeth over C classes with inclusion probabilities π = min(1, a·weight), a solved for Σ π = k. It never changes.
 
@@ -40,20 +43,22 @@ class Comb:
     @classmethod
     def restored(cls, weights: Tensor, line: Tensor, num_classes: int, k: int) -> "Comb":
         """Return the comb of saved `weights` and `line`; raise ValueError if they are not those of `num_classes`."""
-        saved_vector("weights", weights, torch.float64, num_classes)
-        certain = weights.isinf().nonzero().squeeze(1)
-        if len(certain) > k:
-            raise ValueError(f"`weights` must be infinite for at most {k} classes, got {len(certain)}")
+        saved_vector("weights", weights, torch.float64, num_classes, low=CERTAIN)
+        certain = (weights < 0).nonzero().squeeze(1)
+        if len(certain) > k or (weights[certain] != CERTAIN).any():
+            raise ValueError(
+                f"`weights` must be {CERTAIN:g} for at most {k} classes and not negative for others, got such"
+            )
         order = saved_permutation("line", line, num_classes).long() if len(line) else None
         comb = cls(weights.index_fill(0, certain, 0.0), certain, k, order=order)
         if comb.table.total and comb.teeth == 0:
-            raise ValueError(f"`weights` must leave a tooth for the finite ones, got {k} infinite ones for a k of {k}")
+            raise ValueError(f"`weights` must leave a tooth for those above 0, got {k} of {CERTAIN:g} for a k of {k}")
         return comb
 
     @property
     def weights(self) -> Tensor:
-        """float64 [C]: the weights in force; infinite for classes that are certain, 0 for those never drawn."""
-        return self.table.masses().index_fill_(0, self.certain, math.inf)
+        """float64 [C]: the weights in force; -1 for classes that are certain, 0 for those never drawn."""
+        return self.table.masses().index_fill_(0, self.certain, CERTAIN)
 
     @property
     def line(self) -> Tensor:

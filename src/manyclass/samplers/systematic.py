@@ -74,7 +74,7 @@ class Systematic(nn.Module):
 
     @property
     def weights(self) -> Tensor:
-        """float64 [C]: the weights in force, on any scale; infinite for classes that are certain."""
+        """float64 [C]: the weights in force, on any scale; -1 for classes that are certain."""
         return self.comb.weights
 
     @property
