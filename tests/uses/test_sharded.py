@@ -35,7 +35,12 @@ from tests.uses.table import (
 
 # Torch shards neither sparse gradients nor the scalar that this objective learns.
 UNSHARDED = (*SPARSE, "class, noise contrastive")
-pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::FutureWarning",
+    "ignore::DeprecationWarning",
+    "ignore:`_get_pg_default_device`:UserWarning",
+    "ignore:Multiple backends:UserWarning",
+)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -45,9 +45,14 @@ class RowLookup:
         return torch.gather(parameter, 0, ids.reshape(-1), sparse_grad=self.sparse).reshape(ids.shape)
 
 
+def is_sharded(table: Tensor) -> bool:
+    """Return True for a DTensor, of which each process holds a part."""
+    return hasattr(table, "full_tensor")
+
+
 def fill_(table: Tensor, values: Tensor) -> None:
     """Copy values into a table, which may be sharded."""
-    if hasattr(table, "full_tensor"):
+    if is_sharded(table):
         from torch.distributed.tensor import DTensor, distribute_tensor
 
         assert isinstance(table, DTensor)
@@ -61,7 +66,7 @@ def gathered(table: Tensor) -> Tensor:
 
     The gradient is averaged over the processes, as `fully_shard` does.
     """
-    if not hasattr(table, "full_tensor"):
+    if not is_sharded(table):
         return table
     # Imported here: without sharded tables nothing needs it, and it takes a while.
     from torch.distributed.tensor import DTensor, Partial

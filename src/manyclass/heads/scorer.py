@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from manyclass import _check
 from manyclass._handle import Handle
 from manyclass.candidates import Candidates
+from manyclass.heads._rows import gathered, is_sharded
 from manyclass.heads.exact import TopK, exact_log_prob, exact_log_z, exact_topk
 from manyclass.heads.examples import Examples
 from manyclass.heads.sampled import approximate_log_likelihood, exact_loss, sampled_loss
@@ -70,7 +71,7 @@ class ScorerHead(nn.Module):
         """Return scores [B, K] of hidden [B, ...] for ids [B, K], or for ids [K] that all examples share."""
         ids = _check.ids("ids", ids, self.num_classes)
         if ids.dim() == 1:
-            return at_least_float32(self.scorer(hidden.unsqueeze(0), ids.unsqueeze(0)).squeeze(0))
+            return at_least_float32(self._score(hidden.unsqueeze(0), ids.unsqueeze(0)).squeeze(0))
         return self._own(hidden, ids)
 
     def log_z(self, hidden: Tensor) -> Tensor:
@@ -90,7 +91,7 @@ class ScorerHead(nn.Module):
     def candidate_scores(self, hidden: Tensor, target: Tensor, candidates: Candidates) -> tuple[Tensor, Tensor]:
         """Return scores of the targets [B] and of the candidates [B, ΣK], -inf where excluded."""
         scores = [
-            block.ungroup(self.scorer(block.group(hidden), block.ids), len(hidden)) for block in candidates.blocks
+            block.ungroup(self._score(block.group(hidden), block.ids), len(hidden)) for block in candidates.blocks
         ]
         return self._own(hidden, target.unsqueeze(1)).squeeze(1), exclude_hits(scores, candidates)
 
@@ -100,7 +101,7 @@ class ScorerHead(nn.Module):
 
             def score(hidden: Tensor, start: int = start) -> Tensor:
                 ids = torch.arange(start, min(start + size, self.num_classes), device=hidden.device)
-                return self.scorer(hidden.unsqueeze(0), ids.unsqueeze(0)).squeeze(0)
+                return self._score(hidden.unsqueeze(0), ids.unsqueeze(0)).squeeze(0)
 
             yield start, score
 
@@ -113,11 +114,21 @@ class ScorerHead(nn.Module):
             total = (self.scores(hidden, ids) * gamma).sum()
         parameters = _leaves(total)
         gradients = torch.autograd.grad(total, parameters) if parameters else ()
-        return torch.cat([gamma.new_empty(1, 0), *(g.to_dense().reshape(1, -1) for g in gradients)], 1)
+        return torch.cat([gamma.new_empty(1, 0), *(gathered(g).to_dense().reshape(1, -1) for g in gradients)], 1)
+
+    def _score(self, hidden: Tensor, ids: Tensor) -> Tensor:
+        """Call the scorer, with whole parameters: outside `forward`, `fully_shard` leaves them in parts."""
+        if isinstance(self.scorer, nn.Module):
+            tables = list(self.scorer.named_parameters())
+            if any(is_sharded(table) for _, table in tables):
+                whole = {name: gathered(table) for name, table in tables}
+                found: Tensor = torch.func.functional_call(self.scorer, whole, (hidden, ids))
+                return found
+        return self.scorer(hidden, ids)
 
     def _own(self, hidden: Tensor, ids: Tensor) -> Tensor:
         """Return scores [B, K] for ids [B, K], separate ones for each example."""
-        return at_least_float32(self.scorer(hidden.unsqueeze(1), ids).squeeze(1))
+        return at_least_float32(self._score(hidden.unsqueeze(1), ids).squeeze(1))
 
 
 def _leaves(value: Tensor) -> list[Tensor]:

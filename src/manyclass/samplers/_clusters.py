@@ -48,7 +48,7 @@ class Clusters:
     def with_centroids(self, centroids: Tensor) -> "Clusters":
         """Return the same clusters with other centroids [J, D]."""
         changed = copy.copy(self)
-        changed.centroids = centroids.to(self.device)
+        changed.centroids = centroids
         return changed
 
     @classmethod

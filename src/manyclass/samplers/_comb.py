@@ -12,7 +12,6 @@ from manyclass.kernels import cpu
 from manyclass.samplers._inclusion import split_certain
 from manyclass.samplers._table import MassTable
 
-
 CERTAIN = -1.0  # the weight of a class that is certain; an infinite one would look like a damaged state
 
 

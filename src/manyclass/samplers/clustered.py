@@ -140,7 +140,8 @@ class Clustered(nn.Module):
         check_vectors(weight, None, self.num_classes)
         self.schedule.attach(weight)
         if self.centroids.shape[1] != weight.shape[1]:
-            self.clusters = self.clusters.with_centroids(torch.zeros(self.clusters.number, weight.shape[1]))
+            zeros = self.centroids.new_zeros(self.clusters.number, weight.shape[1])
+            self.clusters = self.clusters.with_centroids(zeros)
 
     def advance(self) -> None:
         """Count a training step: the clusters follow the class vectors."""
