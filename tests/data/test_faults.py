@@ -222,6 +222,7 @@ def seconds_to_open(path, columns, cell):
     return time.process_time() - started
 
 
+@pytest.mark.machine
 @pytest.mark.parametrize("cell", ["1", "red"])
 def test_columns_cost_linear_time(tmp_path, cell):
     seconds_to_open(tmp_path / "a.csv", 10, cell)

@@ -58,7 +58,7 @@ def samplers_learn_together(rank):
     found = {}
     for name, sampler in {
         "explicit": WithExplicit(Learned(frequencies(), K, every=5), "batch"),
-        "budget": Budget(Learned(frequencies(), K, every=5), 0.05, every=3),
+        "budget": Budget(Learned(frequencies(), K, every=5), 0.01, every=3),
         "all": Budget(WithExplicit(Learned(frequencies(), K, every=5), torch.arange(9)), 0.05, every=3),
     }.items():
         model = Model(ClassHead(D, C, sampler=sampler))

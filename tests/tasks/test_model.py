@@ -11,6 +11,15 @@ from manyclass.tasks.model import model_from_content
 from tests.tasks.problems import KINDS
 
 
+def assert_equal_trees(ours, theirs):
+    if isinstance(theirs, dict):
+        assert ours.keys() == theirs.keys()
+        for name, value in theirs.items():
+            assert_equal_trees(ours[name], value)
+    else:
+        assert torch.equal(ours, theirs) if isinstance(theirs, torch.Tensor) else ours == theirs
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_content_is_all_that_predictions_need(trained, tmp_path, kind):
     done, _, _ = trained(kind)
@@ -20,9 +29,7 @@ def test_the_content_is_all_that_predictions_need(trained, tmp_path, kind):
     assert list(opened.names) == list(done.model.names)
     assert torch.equal(opened.spec.counts, done.model.spec.counts)
     assert set(opened.spec.config) == set(done.model.spec.config)
-    for name, value in done.model.spec.config.items():
-        kept = opened.spec.config[name]
-        assert torch.equal(kept, value) if isinstance(value, torch.Tensor) else kept == value
+    assert_equal_trees(opened.spec.config, done.model.spec.config)
     assert not any(name.startswith("head.sampler.") for name in done.model.content()["parameters"])
 
 
