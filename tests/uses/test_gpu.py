@@ -57,7 +57,8 @@ def batch(step):
 
 
 def train(head, steps, *, run=None, optimizer=None, half=None):
-    run, optimizer = run or head, optimizer or torch.optim.Adagrad(head.parameters(), 0.2)
+    run = head if run is None else run
+    optimizer = torch.optim.Adagrad(head.parameters(), 0.2) if optimizer is None else optimizer
     for step in steps:
         optimizer.zero_grad()
         hidden, target = batch(step)
@@ -198,8 +199,7 @@ def test_torch_clips_sparse_gradients():
     head = head_of("learned, rebuilt", sparse=True)
     head(*batch(0)).backward()
     assert head.weight.grad.is_sparse
-    before = torch.nn.utils.clip_grad_norm_(head.parameters(), 1e-3)
-    after = torch.nn.utils.clip_grad_norm_(head.parameters(), 1.0)
+    before, after = (torch.nn.utils.clip_grad_norm_(head.parameters(), norm).item() for norm in (1e-3, 1.0))
     assert before > after == pytest.approx(1e-3, rel=1e-3)
     torch.nn.utils.clip_grad_value_(head.parameters(), 1e-5)
     assert head.weight.grad.coalesce().values().abs().max() <= 1e-5
