@@ -29,7 +29,7 @@ class Budget(nn.Module):
     Every few training steps the head measures the root-mean-square error of log Z̃ on a few examples, from the spread of
     a few more draws. The error falls about as 1/√k, so the wanted k is the running mean of error²·k divided by the
     square of the chosen error. A probe changes k by at most a factor of 2, and not at all for less than 10 %. Each
-    change is logged. k does not change with an objective that has no Z̃, nor in a compiled head.
+    change is logged. k does not change with an objective that has no Z̃.
 
     Args:
         sampler: a sampler whose k can be changed; it starts at that k.
