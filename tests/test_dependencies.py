@@ -13,7 +13,7 @@ MAY_IMPORT = {
     "_context": set(),
     "_faiss": set(),
     "_handle": set(),
-    "_plain_state": set(),
+    "_plain_state": {"_check", "_context"},
     "_ranks": set(),
     "_sparse_gradients": set(),
     "kmeans": {"_context"},

@@ -11,12 +11,13 @@ A module takes part by these assignments in its class body, and by the members o
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
-M = TypeVar("M", bound=nn.Module)
+from manyclass import _check
+from manyclass._context import isolated
 
 
 class PlainState(Protocol):
@@ -82,9 +83,10 @@ def load_state(
         for name, value in found.items():
             if not isinstance(value, Tensor) or value.is_meta or value.layout != torch.strided:
                 raise ValueError(f"`{name}` must be a dense tensor with values, got {_described(value)}")
-        # A copy: the state dict may belong to another module, or be memory-mapped.
         device = self.device or torch.device("cpu")
-        self.restore({name: value.detach().to(device, copy=True) for name, value in found.items()})
+        with isolated():
+            # A copy: the state dict may belong to another module, or be memory-mapped.
+            self.restore({name: value.detach().to(device, copy=True) for name, value in found.items()})
     except (TypeError, ValueError) as error:
         error_msgs.append(f"While loading {prefix.rstrip('.') or type(self).__name__}: {error}")
 
@@ -97,7 +99,7 @@ def saved_vector(
         size = "N" if length is None else length
         raise ValueError(f"`{name}` must be {dtype} [{size}], got {_described(value)}")
     if low is not None and not bool((value >= low).all()):
-        raise ValueError(f"`{name}` must not be below {low:g} or NaN, got such an entry")
+        raise ValueError(f"`{name}` must not be below {low:g} or NaN, {_check.at_first(value, ~(value >= low))}")
     return value
 
 
@@ -109,8 +111,13 @@ def saved_ids(name: str, value: Tensor, num_classes: int, *, length: int | None 
     return value
 
 
+def has_values(tensor: Tensor) -> bool:
+    """Return False for a tensor on the meta device, and for one whose memory `fully_shard` has freed."""
+    return not tensor.is_meta and (tensor.numel() == 0 or tensor.untyped_storage().nbytes() > 0)
+
+
 def index_dtype(num_classes: int) -> torch.dtype:
-    """Return the smallest dtype that holds every id of so large a number of classes."""
+    """Return the smallest dtype that holds every id below `num_classes`."""
     return torch.int32 if num_classes < 2**31 else torch.int64
 
 

@@ -22,6 +22,11 @@ def active_ddp() -> Any:
     return DistributedDataParallel._get_active_ddp_module()
 
 
+def are_several() -> bool:
+    """Return True if there are several processes."""
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+
+
 def accumulates() -> bool:
     """Return True in a forward under `no_sync()`: ranks may run different numbers of these, so none may exchange."""
     ddp = active_ddp()

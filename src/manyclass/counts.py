@@ -10,6 +10,7 @@ from manyclass import _check
 from manyclass._plain_state import load_state, move_state, save_state, saved_vector
 
 CHUNK_CLASSES = 1 << 22
+MAX_COUNT = 1e100  # of a loaded state; powers of it must be finite
 
 
 class ClassCounts(nn.Module):
@@ -20,7 +21,7 @@ class ClassCounts(nn.Module):
 
     Args:
         counts: C finite numbers that are not negative and not all zero.
-        smoothing: the count of an unseen class; 0 turns smoothing off.
+        smoothing: the count of an unseen class; 0 turns smoothing off, None is the smallest positive count.
 
     Raises:
         ValueError: a count is negative, NaN or infinite, all counts are zero, or `smoothing` is negative.
@@ -37,9 +38,9 @@ class ClassCounts(nn.Module):
     saved = ("raw",)
     _apply, _save_to_state_dict, _load_from_state_dict = move_state, save_state, load_state
 
-    def __init__(self, counts: Tensor, *, smoothing: float = 1.0) -> None:
+    def __init__(self, counts: Tensor, *, smoothing: float | None = 1.0) -> None:
         super().__init__()
-        self.smoothing = _check.number("smoothing", smoothing, low=0)
+        self.smoothing = None if smoothing is None else _check.number("smoothing", smoothing, low=0)
         self.raw = _check.nonnegative_vector("counts", counts).clone()
 
     @classmethod
@@ -72,8 +73,10 @@ class ClassCounts(nn.Module):
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Continue from saved counts of as many classes."""
         raw = saved_vector("raw", state["raw"], torch.float64, self.num_classes)
-        if not math.isfinite(raw.sum()):
-            raise ValueError("`raw` must have a finite sum, got an infinite one")
+        if not bool((raw <= MAX_COUNT).all()):
+            raise ValueError(f"`raw` must be at most {MAX_COUNT:g}, {_check.at_first(raw, raw > MAX_COUNT)}")
+        if self.smoothing == 0 and not raw.any():
+            raise ValueError(f"`raw` must not all be 0 when smoothing is off, got {len(raw)} zeros")
         self.raw = raw
 
     device = property(lambda self: self.raw.device)
@@ -91,7 +94,11 @@ class ClassCounts(nn.Module):
 
     def weights(self, power: float = 1.0) -> Tensor:
         """Return the smoothed counts to a power, float64 [C]; 0 is uniform, 0.75 is word2vec's choice."""
-        smoothed = torch.where(self.raw > 0, self.raw, self.smoothing) if self.smoothing else self.raw.clone()
+        seen = self.raw > 0
+        unseen = self.smoothing
+        if unseen is None:
+            unseen = float(self.raw[seen].min()) if bool(seen.any()) else 1.0
+        smoothed = torch.where(seen, self.raw, unseen) if unseen else self.raw.clone()
         return smoothed if power == 1 else smoothed.pow_(power)
 
     def frequency(self) -> Tensor:
@@ -117,7 +124,7 @@ class ClassCounts(nn.Module):
 
     def extra_repr(self) -> str:
         """Return the options shown by `repr`."""
-        return f"num_classes={self.num_classes}, smoothing={self.smoothing:g}"
+        return f"num_classes={self.num_classes}, smoothing={self.smoothing}"
 
 
 def _check_total(weights: Tensor) -> float:

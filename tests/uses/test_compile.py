@@ -8,6 +8,7 @@ from torch import nn
 from torch._dynamo.backends.registry import lookup_backend
 
 from manyclass import ClassHead, HierarchicalHead
+from manyclass.samplers import Learned
 from tests.uses.table import (
     CELLS,
     FEW,
@@ -103,6 +104,26 @@ def test_every_head_compiles_into_one_graph_and_learns(cell):
 def test_a_head_compiled_to_machine_code_learns(cell):
     with torch._inductor.config.patch(fallback_random=True):
         compare(cell, "inductor")
+
+
+def test_rebuilds_that_change_the_certain_classes_compile_a_few_graphs_in_all():
+    torch.manual_seed(0)
+    counts = 1e6 / torch.arange(1, 2001) ** 1.5
+    head, graphs, certain = ClassHead(D, 2000, sampler=Learned(counts, 64, every=4, forget=0.2)), [], set()
+
+    def counted(graph, inputs):
+        graphs.append(graph)
+        return graph
+
+    run = torch.compile(head, backend=counted, fullgraph=True)
+    for step in range(100):
+        torch.manual_seed(step)
+        loss = run(torch.randn(B, D), torch.randint(2000, (B,)))
+        loss.backward()
+        assert loss > 0
+        certain.add(len(head.sampler.comb.certain))
+    assert len(certain) > 8
+    assert len(graphs) <= 4
 
 
 def test_a_compiled_head_by_default_counts_steps_learns_and_takes_up_a_rebuild():

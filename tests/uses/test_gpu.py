@@ -1,4 +1,4 @@
-"""What a GPU changes: autocast over hundreds of steps, compiled steps, one process of DDP and of fully_shard, moves."""
+"""Uses that differ on a GPU: hundreds of steps under autocast, compiled steps, one process of DDP, shards, moves."""
 
 import copy
 import io

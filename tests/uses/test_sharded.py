@@ -1,5 +1,7 @@
 """A head whose parameters are sharded by torch, on one process."""
 
+import copy
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -13,6 +15,7 @@ from torch.distributed.tensor import DTensor
 
 from manyclass import diagnose
 from tests.uses.table import (
+    CHANGING,
     EVERY,
     FEW,
     HIDDEN,
@@ -108,3 +111,14 @@ def test_the_state_of_a_sharded_head_continues_in_a_whole_one(cell):
     train(twin, range(EVERY))
     set_model_state_dict(other, get_model_state_dict(head, options=options), options=options)
     follows(other, twin)
+
+
+@cells(CHANGING)
+def test_the_sampler_of_a_sharded_head_is_refreshed_and_copied_outside_of_forward(cell):
+    head = sharded(head_of(cell))
+    train(head, range(EVERY))
+    head.sampler.refresh()
+    twin = copy.deepcopy(head.sampler)
+    twin.advance()
+    assert identical(draws(head), draws(head))
+    train(head, range(EVERY))

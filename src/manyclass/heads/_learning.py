@@ -41,7 +41,12 @@ class LearningHead(Protocol):
 
     @property
     def tables(self) -> Mapping[str, Tensor | None]:
-        """The class parameters by name."""
+        """The class parameters by name, whole."""
+        ...
+
+    @property
+    def class_vectors(self) -> tuple[Tensor | None, Tensor | None]:
+        """The class vectors and biases to attach to the sampler, as they are; None if there are none."""
         ...
 
     def candidate_scores(self, hidden: Tensor, target: Tensor, candidates: Candidates) -> tuple[Tensor, Tensor]:
@@ -50,16 +55,29 @@ class LearningHead(Protocol):
 
 
 def draw_candidates(
-    head: LearningHead, examples: Examples, objective: Objective, generator: torch.Generator | None = None
+    head: LearningHead,
+    examples: Examples,
+    objective: Objective,
+    generator: torch.Generator | None = None,
+    *,
+    attached: bool = False,
 ) -> Candidates:
-    """Draw candidates for examples; targets are excluded unless the objective keeps hits."""
+    """Draw candidates for examples; targets are excluded unless the objective keeps hits.
+
+    Args:
+        head: has the sampler.
+        examples: the batch.
+        objective: decides whether targets are excluded.
+        generator: for the draw; None: torch's global generator.
+        attached: whether the present class vectors are attached already.
+    """
     exclude = examples.exclude
     if not objective.keeps_hits:
         target = examples.target.unsqueeze(1)
         exclude = target if exclude is None else torch.cat([target, exclude], 1)
     elif exclude is None:
         exclude = examples.target.new_empty(len(examples.target), 0)
-    if not is_transformed():
+    if not attached and not is_transformed():
         _attach_current(head)
     if head.sampler.device not in (None, examples.target.device):
         raise ValueError(f"`sampler` must be on {examples.target.device}, got {head.sampler.device}")
@@ -68,12 +86,17 @@ def draw_candidates(
 
 def _attach_current(head: LearningHead) -> None:
     """Attach the class vectors that the head has now: torch replaces them, for example by an assigned state dict."""
-    weight = head.tables.get("weight")
+    weight, bias = head.class_vectors
     # Sharded vectors, and those without values, cannot be clustered.
-    if weight is not None and type(weight) in (Tensor, nn.Parameter) and not weight.is_meta:
-        if head.sampler.device not in (None, weight.device):
-            head.sampler.to(weight.device)
-        head.sampler.attach(weight, head.tables["bias"])
+    if weight is None or type(weight) not in (Tensor, nn.Parameter) or weight.is_meta:
+        return
+    sampler = head.sampler
+    if sampler.device not in (None, weight.device):
+        sampler.to(weight.device)
+    # A parametrised weight is computed at each step, and must not keep its graph.
+    sampler.attach(
+        weight if weight.is_leaf else weight.detach(), bias if bias is None or bias.is_leaf else bias.detach()
+    )
 
 
 def advance(head: LearningHead) -> None:

@@ -16,7 +16,7 @@ from manyclass.counts import ClassCounts
 from manyclass.forms import Similarity
 from manyclass.heads._default import choose_sampler, known_frequency
 from manyclass.heads._resize import resize_rows, resize_state
-from manyclass.heads._rows import RowLookup, fill_, gathered, replace_target_rows
+from manyclass.heads._rows import RowLookup, fill_, gathered, is_sharded, replace_target_rows
 from manyclass.heads.exact import TopK, exact_log_prob, exact_log_z, exact_topk
 from manyclass.heads.examples import Examples
 from manyclass.heads.sampled import approximate_log_likelihood, exact_loss, sampled_loss
@@ -174,6 +174,11 @@ class ClassHead(nn.Module):
         """The class parameters by name."""
         return dict(zip(("weight", "bias"), self.whole_tables(), strict=True))
 
+    @property
+    def class_vectors(self) -> tuple[Tensor, Tensor | None]:
+        """The weight and bias as they are, which may be sharded."""
+        return self.weight, self.bias
+
     def whole_tables(self) -> tuple[Tensor, Tensor | None]:
         """Return weight and bias, gathered from all processes if `fully_shard` has divided them."""
         return gathered(self.weight), None if self.bias is None else gathered(self.bias)
@@ -245,7 +250,7 @@ class ClassHead(nn.Module):
             ValueError: the sampler cannot be resized, `sampler` has another number of classes, or the head is sharded.
         """
         _check.integer("num_classes", num_classes, 1)
-        if gathered(self.weight) is not self.weight:
+        if is_sharded(self.weight):
             raise ValueError("`weight` must be whole to be resized, got one that is sharded: resize before fully_shard")
         # The sampler first: if it cannot be resized, nothing has changed yet.
         if sampler is None:

@@ -153,12 +153,14 @@ def _losses(head: SampledHead, examples: Examples, generator: torch.Generator | 
     trains = head.training and torch.is_grad_enabled() and not is_functional() and not (recomputed and checkpointed)
     if trains and not recomputed:
         advance(head)
-    candidates = draw_candidates(head, examples, objective, generator)
+    candidates = draw_candidates(head, examples, objective, generator, attached=trains and not recomputed)
     loss, slot_weights = _fused(head, examples, candidates) or _eager(head, examples, candidates)
     if trains and recomputed:
         # With `use_reentrant=True` the forward pass has no gradients, so the sampler learns in the recomputation, and
         # advances after the draw, which must equal that of the forward pass.
         advance(head)
+        # In a backward pass no DDP is active: without an exchange, ranks would learn different probabilities.
+        trains = not _ranks.are_several()
     if trains and sampler.learns and isinstance(objective.form, LogSumExp) and objective.form.kappa:
         observe(head, examples, candidates, lambda: _root_mean_square(slot_weights(), candidates))
     return loss

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from manyclass import _check
@@ -56,6 +57,11 @@ class ScorerHead(nn.Module):
     def tables(self) -> dict[str, Tensor | None]:
         """No class parameters: they are the scorer's."""
         return {}
+
+    @property
+    def class_vectors(self) -> tuple[None, None]:
+        """None: the scorer alone knows its parameters."""
+        return None, None
 
     forward = sampled_loss
     exact_loss = exact_loss
@@ -118,7 +124,7 @@ class ScorerHead(nn.Module):
 
     def _score(self, hidden: Tensor, ids: Tensor) -> Tensor:
         """Call the scorer, with whole parameters: outside `forward`, `fully_shard` leaves them in parts."""
-        if isinstance(self.scorer, nn.Module):
+        if isinstance(self.scorer, nn.Module) and dist.is_available() and dist.is_initialized():
             tables = list(self.scorer.named_parameters())
             if any(is_sharded(table) for _, table in tables):
                 whole = {name: gathered(table) for name, table in tables}

@@ -104,5 +104,5 @@ class AdaptedImportance:
             self._estimate.mul_(1 - self._forget).index_add_(0, candidates.ids().flatten(), self._forget * p.flatten())
         self._steps += 1
         if self._steps % self._every == 0:
-            self._sampler.use(self._initial + self._estimate)
+            self._sampler.set_weights(self._initial + self._estimate)
         return self._plain(target_score, scores, candidates)

@@ -67,7 +67,8 @@ def prepare(model: M, *, process_group: Any = None) -> M:
     for table in tables.values():
         dist.broadcast(table.data, group_src=0, group=group)
     for sampler in _samplers(model):
-        state = [sampler.state_dict()]
+        # On the CPU: tensors would be received on the device of rank 0.
+        state = [{name: value.cpu() for name, value in sampler.state_dict().items()}]
         dist.broadcast_object_list(state, group_src=0, group=group, device=_device(model))
         sampler.load_state_dict(state[0])
     ignored = {name for name, parameter in _every_name(model) if id(parameter) in tables}

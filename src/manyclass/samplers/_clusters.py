@@ -5,8 +5,10 @@ import copy
 import torch
 from torch import Tensor
 
-from manyclass._plain_state import saved_vector
+from manyclass._plain_state import index_dtype, saved_vector
 from manyclass.kmeans import fit_centroids, nearest_centroids
+
+MAX_CENTROID = 1e12  # of a loaded state; squares and products with an example must be finite
 
 
 class Clusters:
@@ -34,7 +36,7 @@ class Clusters:
         start = torch.cat([ends.new_zeros(1), ends[:-1]])
         span = (ends - start).clamp(min=torch.finfo(torch.float64).tiny)
         cumulative = label + ((total - start[label]) / span[label]).clamp_(max=1.0)
-        self._sorted = order.int() if len(order) < 2**31 else order
+        self._sorted = order.to(index_dtype(len(order)))
         self._place = torch.empty_like(self._sorted)
         self._place[order] = torch.arange(len(order), dtype=self._place.dtype, device=order.device)
         self._cumulative = torch.cat([cumulative.new_zeros(1), cumulative])
@@ -68,8 +70,10 @@ class Clusters:
             raise ValueError(f"`weights` must have a finite sum above 0, got {float(weights.sum()):g}")
         if centroids.dtype != torch.float32 or centroids.dim() != 2 or len(centroids) != number:
             raise ValueError(f"`centroids` must be float32 [{number}, D], got {list(centroids.shape)}")
-        if not bool(centroids.isfinite().all()) or int(labels.max()) >= number:
-            raise ValueError(f"`centroids` must be finite and `labels` below {number}, got others")
+        if not bool((centroids.abs() <= MAX_CENTROID).all()):
+            raise ValueError(f"`centroids` must lie within ±{MAX_CENTROID:g}, got others")
+        if int(labels.max()) >= number:
+            raise ValueError(f"`labels` must be below {number}, got {int(labels.max())}")
         return cls(labels, weights, centroids)
 
     @property

@@ -33,10 +33,15 @@ class Comb:
         self.k = k
         self.teeth = k - len(certain) if self.table.total else 0
         self.spacing = self.table.total / max(self.teeth, 1)
+        # For compiled graphs, in which numbers would be constants: a rebuild changes both.
+        self._tooth = torch.arange(self.teeth, dtype=torch.float64, device=mass.device)
+        self._unit = torch.tensor(self.spacing, dtype=torch.float64, device=mass.device)
 
     @classmethod
     def of(cls, weight: Tensor, k: int, *, order: Tensor | None = None) -> "Comb":
         """Return the comb for weights float64 [C]; a class of weight 0 is never drawn."""
+        if not math.isfinite(weight.sum()):
+            raise ValueError("`weights` must have a finite sum, got one that is infinite or NaN")
         return cls(*split_certain(weight, k), k, order=order)
 
     @classmethod
@@ -73,6 +78,7 @@ class Comb:
         """Return the same comb on a device."""
         moved = copy.copy(self)
         moved.table, moved.certain = self.table.to(device), self.certain.to(device)
+        moved._tooth, moved._unit = self._tooth.to(device), self._unit.to(device)
         return moved
 
     def arranged(self, order: Tensor) -> "Comb":
@@ -81,12 +87,11 @@ class Comb:
 
     def draw(self, groups: int, *, stratified: bool, generator: torch.Generator | None) -> tuple[Block, ...]:
         """Return the classes under the teeth, and the certain ones in front of them."""
-        offsets = self.teeth if stratified else 1
+        offsets = self._tooth.shape[0] if stratified else 1
         offset = torch.rand(groups, offsets, dtype=torch.float64, device=self.device, generator=generator)
         if groups == 1 and not stratified and cpu.is_available(offset):
             return (Block(*cpu.comb(self.table.cpu_table(), offset, self.spacing, self.teeth, self.certain)),)
-        tooth = torch.arange(self.teeth, dtype=torch.float64, device=self.device)
-        ids, mass = self.table.locate((offset + tooth).mul_(self._spacing()))
+        ids, mass = self.table.locate((offset + self._tooth).mul_(self._unit))
         return put_in_front(self.certain, Block(ids, self._log_spacing() - mass.log_()))
 
     def log_kappa(self, ids: Tensor) -> Tensor:
@@ -94,9 +99,5 @@ class Comb:
         mass = self.table.mass(ids)
         return torch.where(mass > 0, self._log_spacing() - mass.log(), 0.0)
 
-    def _spacing(self) -> float | Tensor:
-        return self.table.end() / max(self.teeth, 1)
-
     def _log_spacing(self) -> float | Tensor:
-        spacing = self._spacing()
-        return spacing.log() if isinstance(spacing, Tensor) else math.log(spacing or 1.0)
+        return self._unit.log() if torch.compiler.is_compiling() else math.log(self.spacing or 1.0)

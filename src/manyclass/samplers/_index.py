@@ -65,8 +65,11 @@ class ClassIndex:
         for name, value, rows in (("centroids", centroids, len(like.centroids)), ("vectors", vectors, len(indexed))):
             if value.dtype != torch.float32 or value.dim() != 2 or len(value) != rows:
                 raise ValueError(f"`{name}` must be float32 [{rows}, D], got {value.dtype} {list(value.shape)}")
-            if value.shape[1] != like.centroids.shape[1] or not bool(value.isfinite().all()):
-                raise ValueError(f"`{name}` must be {like.centroids.shape[1]} finite numbers each, got others")
+            # Before class vectors are attached, their length is that of the state.
+            if value.shape[1] != (like.centroids.shape[1] or centroids.shape[1]) or not bool(value.isfinite().all()):
+                raise ValueError(
+                    f"`{name}` must be finite, with rows as long as class vectors, got {list(value.shape)}"
+                )
         return cls(centroids, vectors, indexed)
 
     def contents(self) -> tuple[Tensor, Tensor]:

@@ -2,13 +2,14 @@
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from manyclass import _check
 from manyclass._context import is_transformed, isolated
-from manyclass._plain_state import load_state, move_state, save_state, saved_vector
+from manyclass._plain_state import has_values, load_state, move_state, save_state, saved_vector
 from manyclass.kmeans import fit_centroids, nearest_centroids
 from manyclass.samplers._sampler import check_vectors
 
@@ -35,8 +36,8 @@ class ClassOrder(nn.Module):
         super().__init__()
         self.rule = rule
         self.num_classes = num_classes
-        # The attached class vectors. In a tuple: as an attribute they would be registered as the sampler's parameter.
-        self.vectors: tuple[Tensor, ...] = ()
+        # In a tuple: as an attribute the class vectors would be registered as the sampler's parameter.
+        self._vectors: tuple[Tensor, ...] = ()
         # Counts random orders, or training steps since class vectors were attached.
         self._count = 0
         # True until newly attached class vectors have been clustered.
@@ -71,10 +72,19 @@ class ClassOrder(nn.Module):
             )
         if not bool(centroids.isfinite().all()) or (number and int(labels.max()) >= number):
             raise ValueError(f"`centroids` must be finite and `labels` below {number}, got others")
-        if self.vectors and centroids.shape[1] != self.vectors[0].shape[1]:
-            raise ValueError(f"`centroids` must have length {self.vectors[0].shape[1]}, got {centroids.shape[1]}")
+        if self._vectors and centroids.shape[1] != self._vectors[0].shape[1]:
+            raise ValueError(f"`centroids` must have length {self._vectors[0].shape[1]}, got {centroids.shape[1]}")
         self._count, self._stale = int(progress[0]), bool(progress[1])
         self.labels, self.centroids = labels, centroids
+
+    @property
+    def vectors(self) -> tuple[Tensor, ...]:
+        """The attached class vectors; none while they have no values."""
+        return self._vectors if all(map(has_values, self._vectors)) else ()
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Vectors without values cannot be copied; they are attached again.
+        return {**self.__dict__, "_vectors": self.vectors}
 
     def sort(self, weight: Tensor, current: Tensor) -> Tensor:
         """Return the ids in order for the present weights [C]; `current` is the order before a refresh or a resize."""
@@ -104,10 +114,10 @@ class ClassOrder(nn.Module):
         check_vectors(weight, None, num_classes)
         if self.centroids.shape[1] != weight.shape[1]:
             self._restart(weight.shape[1])
-        self.vectors = (weight,)
+        self._vectors = (weight,)
 
     def _restart(self, dim: int = 0) -> None:
-        self.vectors, self._count, self._stale = (), 0, True
+        self._vectors, self._count, self._stale = (), 0, True
         if self.rule == "cluster":
             self.labels = self.labels.new_zeros(self.num_classes)
             self.centroids = self.centroids.new_zeros(self._num_clusters(), dim)
@@ -117,7 +127,7 @@ class ClassOrder(nn.Module):
 
     def build_if_stale(self) -> bool:
         """Cluster newly attached class vectors. Return True if that changed the order."""
-        if not self.vectors or not self._stale or is_transformed():
+        if is_transformed() or not self._stale or not self.vectors:
             return False
         with isolated():
             self.fit_centroids()

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from manyclass._context import isolated
-from manyclass._plain_state import saved_vector
+from manyclass._plain_state import has_values, saved_vector
 
 MAX_STEPS = 1 << 53
 
@@ -34,8 +34,7 @@ class BackgroundRebuild(Generic[M]):
     """
 
     def __init__(self) -> None:
-        # The attached class vectors, and biases if any.
-        self.vectors: tuple[Tensor, ...] = ()
+        self._vectors: tuple[Tensor, ...] = ()
         self.steps = 0
         # True until the first build from attached vectors.
         self.stale = True
@@ -44,9 +43,19 @@ class BackgroundRebuild(Generic[M]):
 
     def attach(self, *vectors: Tensor) -> None:
         """Build from these class vectors from now on; vectors of another shape start the schedule again."""
-        if self.vectors and [x.shape for x in vectors] != [x.shape for x in self.vectors]:
+        if self._vectors and [x.shape for x in vectors] != [x.shape for x in self._vectors]:
             self.restart()
-        self.vectors = vectors
+        self._vectors = vectors
+
+    @property
+    def is_attached(self) -> bool:
+        """True if class vectors are attached, with or without values."""
+        return bool(self._vectors)
+
+    @property
+    def vectors(self) -> tuple[Tensor, ...]:
+        """The attached class vectors, and biases if any; none while they have no values."""
+        return self._vectors if all(map(has_values, self._vectors)) else ()
 
     def advance(self, current: M, every: int, snapshot: Callable[[], Callable[[], M]]) -> M:
         """Count a step and return the object to draw from after it: the current one or its successor.
@@ -71,7 +80,7 @@ class BackgroundRebuild(Generic[M]):
     def restart(self) -> None:
         """Discard the build in progress and the class vectors, and count steps from 0."""
         self.drop()
-        self.vectors, self.steps, self.stale = (), 0, True
+        self._vectors, self.steps, self.stale = (), 0, True
 
     def pending(self) -> M | None:
         """Return the result of the build in progress, which is not yet in use; wait until it has finished."""
@@ -83,8 +92,8 @@ class BackgroundRebuild(Generic[M]):
         return current if pending is None else pending.to(current.device)
 
     def __getstate__(self) -> dict[str, Any]:
-        # A thread cannot be copied; its result can.
-        return {**self.__dict__, "_running": None, "_finished": self.pending()}
+        # A thread cannot be copied, its result can; nor can vectors without values, which are attached again.
+        return {**self.__dict__, "_running": None, "_finished": self.pending(), "_vectors": self.vectors}
 
     @property
     def progress(self) -> Tensor:

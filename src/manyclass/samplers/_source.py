@@ -35,7 +35,10 @@ class WeightSource(nn.Module):
         self.left_out = left_out
         self.name = name
         self._resizable = isinstance(weights, ClassCounts)
-        self.weights = weights if isinstance(weights, ClassCounts) else _as_counts(weights, name, smooth)
+        if isinstance(weights, ClassCounts):
+            self.weights = weights
+        else:
+            self.weights = ClassCounts(_check.nonnegative_vector(name, weights), smoothing=None if smooth else 0.0)
         self._undrawable: int | None = None
 
     @property
@@ -68,6 +71,19 @@ class WeightSource(nn.Module):
                 "Smooth the counts, or name it in WithExplicit"
             )
 
+    def restore_left_out(self, weights: Tensor) -> None:
+        """Take the classes that are left out from saved weights in force, 0 for them.
+
+        Raises:
+            ValueError: another number of classes has weight 0.
+        """
+        zero = (weights == 0).nonzero().squeeze(1)
+        number = 0 if self.left_out is None else len(self.left_out)
+        if self._undrawable is None and len(zero) != number:
+            raise ValueError(f"`weights` must be 0 for {number} classes, got {len(zero)}")
+        if self.left_out is not None and self._undrawable is None:
+            self.left_out = zero
+
     def heaviest(self, n: int) -> Tensor:
         """Return the n classes of largest weight, in ascending order."""
         return self.read().topk(n).indices.sort().values
@@ -90,10 +106,3 @@ class WeightSource(nn.Module):
             self.weights.resize(num_classes)
         if self.left_out is not None:
             self.left_out = self.left_out[self.left_out < num_classes]
-
-
-def _as_counts(weights: Tensor, name: str, smooth: bool) -> ClassCounts:
-    """Return weights as counts, in which an unseen class has the smallest positive weight if they are smoothed."""
-    weights = _check.nonnegative_vector(name, weights)
-    unseen = smooth and not bool(weights.min() > 0)
-    return ClassCounts(weights, smoothing=float(weights[weights > 0].min()) if unseen else 0.0)

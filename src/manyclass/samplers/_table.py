@@ -156,14 +156,6 @@ class MassTable:
         """Return the masses of all classes, float64 [C]."""
         return self.mass(torch.arange(self.num_classes, device=self.device))
 
-    def end(self) -> float | Tensor:
-        """Return the length of the line, in a compiled graph as a tensor: a number would be a constant of the graph."""
-        return self._cumulative[-1] if torch.compiler.is_compiling() else self.total
-
-    def absent(self) -> Tensor:
-        """Return the classes of mass 0, in ascending order."""
-        return self._zero if self._order is None else self._order[self._zero].long().sort().values
-
     def locate(self, position: Tensor) -> tuple[Tensor, Tensor]:
         """Return ids and masses of the classes that own these positions, float64 of any shape in [0, total]."""
         if cpu.is_available(position):

@@ -141,7 +141,15 @@ class Bernoulli(nn.Module):
         likely_b = likely_b[likely]
         if (rates > MAX_RATE).any() or rates[likely].any() or not ((likely_b > 0.5) & (likely_b <= 1)).all():
             raise ValueError("`rates` must be those of b ≤ 1/2, and `likely_b` in (1/2, 1], got others")
+        most = self._expected(self.table.masses(), self._likely_b) if self.k is None else self.k
+        if (expected := self._expected(rates, likely_b)) > most * (1 + 1e-6):
+            raise ValueError(f"`rates` must keep at most {most:g} classes on average, got {expected:g}")
+        self.source.restore_left_out(rates.index_fill(0, likely, 1.0))
         self._use(rates, likely, likely_b)
+
+    @staticmethod
+    def _expected(rates: Tensor, likely_b: Tensor) -> float:
+        return float(-torch.expm1(-rates).sum() + likely_b.sum())
 
     def _split(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return -log(1 - b) of the classes of b ≤ 1/2 (0 for the others), the ids of the others and their b."""

@@ -130,7 +130,10 @@ class Clustered(nn.Module):
 
     def _restored(self, state: Mapping[str, Tensor], prefix: str) -> Clusters:
         parts = (state[prefix + name] for name in ("labels", "weights", "centroids"))
-        return Clusters.restored(*parts, num_classes=self.num_classes, number=self.clusters.number)
+        found = Clusters.restored(*parts, num_classes=self.num_classes, number=self.clusters.number)
+        if self.centroids.shape[1] not in (0, found.centroids.shape[1]):
+            raise ValueError(f"`centroids` must have length {self.centroids.shape[1]}, got {found.centroids.shape[1]}")
+        return found
 
     def attach(self, weight: Tensor, bias: Tensor | None = None) -> None:
         """Cluster these class vectors [C, D], at the next draw and then every few training steps.
@@ -193,7 +196,7 @@ class Clustered(nn.Module):
     def _cumulative_proposal(self, hidden: Tensor | None, batch: int) -> tuple[Tensor, Tensor | None]:
         weight = self.clusters.mass / self.clusters.mass.sum()
         groups = -(-batch // self.group_size)
-        if hidden is None or not self.schedule.vectors:
+        if hidden is None or not self.schedule.is_attached:
             return _normalised_sum(weight.unsqueeze(0)).expand(groups, -1).contiguous(), None
         scores = hidden.detach().float() @ self.clusters.centroids.T
         p = (scores + weight.log().float()).softmax(1)
@@ -205,7 +208,7 @@ class Clustered(nn.Module):
         return _normalised_sum(mass / mass.sum(1, keepdim=True) + self.mix * weight), order
 
     def _build_if_stale(self) -> None:
-        if self.schedule.vectors and self.schedule.stale and not is_transformed():
+        if not is_transformed() and self.schedule.stale and self.schedule.vectors:
             self.refresh()
 
     def _snapshot(self) -> Callable[[], Clusters]:

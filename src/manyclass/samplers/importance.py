@@ -64,9 +64,11 @@ class Importance(nn.Module):
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Rebuild the table from saved weights."""
-        self.use(saved_vector("weights", state["weights"], torch.float64, self.num_classes))
+        table = MassTable(saved_vector("weights", state["weights"], torch.float64, self.num_classes))
+        self.source.restore_left_out(state["weights"])
+        self.table = table
 
-    def use(self, weights: Tensor) -> None:
+    def set_weights(self, weights: Tensor) -> None:
         """Draw with these weights, float64 [C], until the next `refresh()`."""
         self.table = MassTable(weights)
 

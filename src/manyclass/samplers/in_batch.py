@@ -76,8 +76,9 @@ class InBatch(nn.Module):
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Rebuild the tables from saved weights."""
         for name in self.saved:
-            if not saved_vector(name, state[name], torch.float64, self.num_classes).any():
-                raise ValueError(f"`{name}` must not all be 0, got {self.num_classes} zeros")
+            value = saved_vector(name, state[name], torch.float64, self.num_classes)
+            if not value.any() or (self.source.weights.smoothing != 0 and not value.all()):
+                raise ValueError(f"`{name}` must be above 0, {_check.at_first(value, value == 0)}")
         self._frequency, self._proposal = (MassTable(state[name], name=name) for name in self.saved)
 
     num_classes = property(lambda self: self._frequency.num_classes)

@@ -14,6 +14,7 @@ from manyclass.samplers._comb import Comb
 from manyclass.samplers._order import first_line
 from manyclass.samplers._rebuild import BackgroundRebuild
 from manyclass.samplers._sampler import Observation, checked_draw
+from manyclass.samplers._table import MAX_TOTAL
 
 
 class Learned(nn.Module):
@@ -108,12 +109,20 @@ class Learned(nn.Module):
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Rebuild the tables from saved weights, and continue from the saved estimate."""
         estimate = saved_vector("estimate", state["estimate"], torch.float64, self.num_classes)
-        if not math.isfinite(estimate.sum()):
-            raise ValueError("`estimate` must have a finite sum, got an infinite one")
+        if not 0 < float(estimate.sum()) < MAX_TOTAL:
+            raise ValueError(f"`estimate` must have a finite sum above 0, got {float(estimate.sum()):g}")
         comb, pending = Comb.restored(state["weights"], state["line"], self.num_classes, self.k), None
+        zero, number = (
+            (state["weights"] == 0).nonzero().squeeze(1),
+            0 if self._left_out is None else len(self._left_out),
+        )
+        if len(zero) != number and self.counts.smoothing != 0:
+            raise ValueError(f"`weights` must be 0 for {number} classes, got {len(zero)}")
         if state["pending_weights"].any():
             pending = Comb.restored(state["pending_weights"], state["pending_line"], self.num_classes, self.k)
         self.schedule.restore(state["progress"], pending)
+        if self._left_out is not None and len(zero) == number:
+            self._left_out = zero
         self.comb, self.estimate = comb, estimate
 
     def attach(self, weight: Tensor, bias: Tensor | None = None) -> None:
@@ -157,7 +166,8 @@ class Learned(nn.Module):
         rate = (self.forget * kappa).clamp_(max=1.0)
         known = self.estimate[ids]
         change = rate * (probability.to(known).square() - known)
-        self.estimate[ids] = known + torch.where(kappa > 0, change, 0.0)
+        # A batch that overflows teaches nothing, as a gradient scaler skips its step.
+        self.estimate[ids] = known + torch.where((kappa > 0) & change.isfinite(), change, 0.0)
 
     def _snapshot(self) -> Callable[[], Comb]:
         """Copy the inputs of a build, and return the function that builds a comb from them."""

@@ -34,7 +34,7 @@ class Nearest(nn.Module):
     Without `hidden`, or before class vectors are attached, the heaviest classes take the place of the nearest.
 
     The index is on the CPU: with a head on a GPU, each draw copies its queries to the CPU and waits for the result. It
-    holds a copy of all class vectors, in memory and in the state dict.
+    holds a copy of all class vectors; the state dict has room for two, one for the rebuild in progress.
 
     Args:
         weights: C positive numbers or ClassCounts.
@@ -134,6 +134,8 @@ class Nearest(nn.Module):
         heaviest = saved_vector("heaviest_drawn", state["heaviest_drawn"], torch.int64, self.nearest, low=-1)
         if int(heaviest.max()) >= self.num_classes:
             raise ValueError(f"`heaviest_drawn` must be below {self.num_classes}, got {int(heaviest.max())}")
+        if len(some := heaviest[heaviest >= 0]) != len(some.unique()):
+            raise ValueError("`heaviest_drawn` must be distinct classes, got one twice")
         index, pending = self._restored(state, ""), None
         if state["pending_indexed"].any():
             pending = self._restored(state, "pending_")
@@ -214,7 +216,7 @@ class Nearest(nn.Module):
         return self.index.search(query, lists, self.nearest), order
 
     def _build_if_stale(self) -> None:
-        if self.schedule.vectors and self.schedule.stale and not is_transformed():
+        if not is_transformed() and self.schedule.stale and self.schedule.vectors:
             self._build()
 
     def _snapshot(self) -> Callable[[], ClassIndex]:
@@ -229,7 +231,7 @@ class Nearest(nn.Module):
         self.schedule.drop()
         with isolated():
             self.index = self._snapshot()() if self.schedule.vectors else self._empty_index(self.device)
-        self.schedule.stale = False
+        self.schedule.stale = not self.schedule.vectors
 
     def without(self, ids: Tensor) -> "Nearest":
         """Return the same design over all classes but these, which are summed elsewhere."""

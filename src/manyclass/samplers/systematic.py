@@ -88,7 +88,9 @@ class Systematic(nn.Module):
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Rebuild the tables from saved weights and their saved order."""
-        self.comb = Comb.restored(state["weights"], state["line"], self.num_classes, self.k)
+        comb = Comb.restored(state["weights"], state["line"], self.num_classes, self.k)
+        self.source.restore_left_out(state["weights"])
+        self.comb = comb
 
     def attach(self, weight: Tensor, bias: Tensor | None = None) -> None:
         """Order classes by these vectors [C, D], if the order is "cluster"."""
