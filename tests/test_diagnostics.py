@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from manyclass import ClassHead, ScorerHead, diagnose
+from manyclass import ClassHead, HierarchicalHead, ScorerHead, diagnose
 from manyclass.forms import LogSumExp
 from manyclass.samplers import Exhaustive, Importance, Systematic, WithExplicit
 from tests.tables import OBJECTIVES, SAMPLERS
@@ -194,3 +194,8 @@ def test_a_head_can_be_diagnosed_under_autocast(name):
         report = diagnose(head, hidden, target, draws=3)
     assert report.rmse_log_z == pytest.approx(expected.rmse_log_z, rel=0.1)
     assert report.sign_agreement == pytest.approx(expected.sign_agreement, abs=0.1)
+
+
+def test_a_head_without_a_sampler_is_refused():
+    with pytest.raises(TypeError, match="`head` must have a sampler to be diagnosed, got a HierarchicalHead"):
+        diagnose(HierarchicalHead(4, 9), torch.randn(2, 4), torch.tensor([1, 2]))

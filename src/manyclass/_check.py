@@ -45,6 +45,13 @@ def _position_text(position: tuple[int, ...]) -> str:
     return f" at position {position[0] if len(position) == 1 else position}"
 
 
+def values(name: str, value: Tensor) -> Tensor:
+    """Return a tensor that has values; raise ValueError for one on the meta device."""
+    if value.is_meta:
+        raise ValueError(f"`{name}` must have values, got a tensor on the meta device: make it with device='cpu'")
+    return value
+
+
 def at_first(values: Tensor, bad: Tensor) -> str:
     """Return 'got V at position P' for the first True in `bad`."""
     position = _first_position(bad)

@@ -73,8 +73,8 @@ class ClassCounts(nn.Module):
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Continue from saved counts of as many classes."""
         raw = saved_vector("raw", state["raw"], torch.float64, self.num_classes)
-        if not bool((raw <= MAX_COUNT).all()):
-            raise ValueError(f"`raw` must be at most {MAX_COUNT:g}, {_check.at_first(raw, raw > MAX_COUNT)}")
+        if (bad := (raw > MAX_COUNT) | ((raw > 0) & (raw < 1 / MAX_COUNT))).any():
+            raise ValueError(f"`raw` must be 0 or within 1e±100, {_check.at_first(raw, bad)}")
         if self.smoothing == 0 and not raw.any():
             raise ValueError(f"`raw` must not all be 0 when smoothing is off, got {len(raw)} zeros")
         self.raw = raw

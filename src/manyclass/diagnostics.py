@@ -88,6 +88,8 @@ def diagnose(
         >>> 0 < report.rmse_log_z < 1
         True
     """
+    if not hasattr(head, "sampler"):
+        raise TypeError(f"`head` must have a sampler to be diagnosed, got a {type(head).__name__}")
     _check.integer("draws", draws, 1)
     # Autograd cannot keep tensors that were made in inference mode; copies made outside it are ordinary ones.
     hidden, target = _check.tensor("hidden", hidden), _check.tensor("target", target)

@@ -2,6 +2,7 @@
 
 import copy
 import io
+import os
 import pickle
 import threading
 import time
@@ -202,3 +203,21 @@ def test_a_refresh_discards_the_build_in_progress(name):
     assert rebuilt(head) is refreshed_module
     train(head, hidden, target, range(EVERY))
     assert rebuilt(head) is not refreshed_module
+
+
+# Python warns that a process with threads is forked: users do, for example with a DataLoader.
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_a_forked_process_builds_what_its_parent_was_building():
+    schedule, slow = BackgroundRebuild(), 0.2
+    run(schedule, Built(0), EVERY, seconds=slow)
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.write(write, str(schedule.pending().value).encode())
+        finally:
+            os._exit(0)
+    os.close(write)
+    os.waitpid(child, 0)
+    assert os.read(read, 100) == str(EVERY).encode()
+    os.close(read)

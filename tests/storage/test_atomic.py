@@ -245,3 +245,12 @@ def test_a_pipe_or_a_device_is_not_replaced(tmp_path):
             storage.write_json(tmp_path / name, {})
     assert (tmp_path / "pipe").is_fifo()
     assert (tmp_path / "link").is_symlink()
+
+
+def test_a_symbolic_link_is_replaced_where_it_may_lead_anywhere(tmp_path):
+    precious, path = tmp_path / "precious", tmp_path / "link"
+    precious.write_text("mine")
+    path.symlink_to(precious)
+    with atomic_write(path, follow_links=False) as temporary:
+        temporary.write_text("ours")
+    assert (precious.read_text(), path.read_text(), path.is_symlink()) == ("mine", "ours", False)

@@ -122,8 +122,7 @@ def test_rebuilds_that_change_the_certain_classes_compile_a_few_graphs_in_all():
         loss.backward()
         assert loss > 0
         certain.add(len(head.sampler.comb.certain))
-    assert len(certain) > 8
-    assert len(graphs) <= 4
+    assert len(graphs) <= 4 < len(certain)
 
 
 def test_a_compiled_head_by_default_counts_steps_learns_and_takes_up_a_rebuild():

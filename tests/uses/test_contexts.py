@@ -7,6 +7,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from manyclass import ClassHead, diagnose
+from manyclass.samplers import Systematic, WithExplicit
 from tests.uses.table import (
     CHANGING,
     EVERY,
@@ -309,3 +310,10 @@ def test_a_head_in_evaluation_keeps_its_state(cell):
                 assert loss_of(head, HIDDEN, step).isfinite()
     assert not differing(state_of(head), state)
     assert identical(draws(head), before)
+
+
+def test_ids_without_values_are_refused():
+    with torch.device("meta"), pytest.raises(ValueError, match="`explicit` must have values, got a tensor on the meta"):
+        WithExplicit(Systematic(torch.ones(C), K), torch.arange(9))
+    with torch.device("meta"), pytest.raises(ValueError, match="`order` must have values, got a tensor on the meta"):
+        Systematic(torch.ones(C), K, order=torch.arange(C))

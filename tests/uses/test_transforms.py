@@ -14,6 +14,7 @@ from tests.uses.table import (
     SPARSE,
     STEPS,
     TARGET,
+    UNSAMPLED,
     C,
     cells,
     draws,
@@ -144,3 +145,10 @@ def test_a_head_with_averaged_weights_is_saved_and_trains_on(cell):
     other = AveragedModel(head_of(cell, seed=9), use_buffers=True)
     other.load_state_dict(average.state_dict())
     follows(other.module, average.module, range(STEPS))
+
+
+@cells(FEW, without=(*SPARSE, *UNSAMPLED))
+def test_exact_losses_are_differentiated_by_transforms(cell):
+    head, hidden = trained(cell).eval(), HIDDEN.clone().requires_grad_()
+    (expected,) = torch.autograd.grad(head.exact_loss(hidden, TARGET), hidden)
+    torch.testing.assert_close(grad(lambda x: head.exact_loss(x, TARGET))(HIDDEN), expected)

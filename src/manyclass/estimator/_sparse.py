@@ -14,12 +14,19 @@ def check_sparse(X: Any, name: str = "X") -> None:  # noqa: N803
     """
     if not issparse(X):
         return
+    if X.format not in ("coo", "csr", "csc"):
+        raise ValueError(
+            f"`{name}` must be a sparse matrix in the format csr, csc or coo, got {X.format}: use .tocsr()"
+        )
+    data = np.asarray(X.data)
+    if data.ndim != 1 or data.dtype.kind not in "biuf":
+        raise ValueError(f"`{name}` must hold a vector of real numbers, got {data.dtype} {list(data.shape)}")
     if X.format == "coo":
         for axis, indices in enumerate(X.coords):
             if len(indices) != len(X.data):
                 raise ValueError(f"`{name}` must have as many indices as values, {len(X.data)}, got {len(indices)}")
             _check_range(indices, X.shape[axis], name)
-    if X.format not in ("csr", "csc") or X.ndim != 2:
+    if X.format == "coo" or X.ndim != 2:
         return
     outer, inner = X.shape if X.format == "csr" else X.shape[::-1]
     line = "row" if X.format == "csr" else "column"

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from manyclass import _check
+from manyclass._context import is_functional
 from manyclass.kernels import at_least_float32
 
 MAX_SCORES = 1 << 24  # held in memory at once
@@ -94,8 +95,8 @@ def exact_scores(
             log_sum = (scores if power == 1 else power * scores).logsumexp(1)
             return torch.where(inside, chosen, 0.0), log_sum
 
-        # torch.export cannot trace a checkpoint, and an exported graph is not trained.
-        if torch.is_grad_enabled() and not torch.compiler.is_exporting():
+        # torch.export and torch.func cannot trace a checkpoint.
+        if torch.is_grad_enabled() and not torch.compiler.is_exporting() and not is_functional():
             chosen, log_sum = checkpoint(part, hidden, use_reentrant=False, preserve_rng_state=False)
         else:
             chosen, log_sum = part(hidden)

@@ -28,6 +28,9 @@ def update_all(optimizer: Optimizer, closure: Callable[[], float] | None, update
     return loss
 
 
+MAX_OPTION = 1e30  # of a loaded state; float32 must hold it and its products
+
+
 def check_loaded(
     optimizer: Optimizer, state_dict: dict[str, Any], check_options: CheckOptions, check_state: CheckState
 ) -> None:
@@ -59,6 +62,9 @@ def check_loaded(
             if name not in group:
                 raise ValueError(f"`state_dict` must have the option {name!r} in each group, got one without it")
         check_options(group)
+        for name, value in group.items():
+            if isinstance(value, int | float) and not abs(value) <= MAX_OPTION:
+                raise ValueError(f"`{name}` must lie within ±{MAX_OPTION:g}, got {value}")
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     for i, parameter in zip(flat, parameters, strict=True):
         if i in state:

@@ -55,6 +55,9 @@ def draw(figure: Figure, colours: dict[str, int], folder: Path) -> list[Path]:
         )
         for ending in ("svg", "png"):
             written.append(folder / f"{figure.name}.{ending}")
+            # A link in a folder that was received may lead anywhere.
+            if written[-1].is_symlink():
+                written[-1].unlink()
             canvas.savefig(written[-1], dpi=180, metadata={"Date": None} if ending == "svg" else None)
         pyplot.close(canvas)
     return written

@@ -46,6 +46,6 @@ def write_report(report: Report, folder: Path) -> WrittenReport:
     # Imported here because it imports torch, which drawing does not need.
     from manyclass.storage import atomic_write
 
-    with atomic_write(path) as temporary:
+    with atomic_write(path, follow_links=False) as temporary:
         temporary.write_text(page.render_page(report), encoding="utf-8")
     return WrittenReport(path, tuple(drawn))

@@ -183,7 +183,7 @@ def _first_ids(order: str | Tensor, num_classes: int) -> Tensor:
     if isinstance(order, str):
         _check.choice("order", order, ORDERS)
         return torch.arange(num_classes, device="cpu")
-    ids = _check.ids("order", order, num_classes)
+    ids = _check.ids("order", _check.values("order", order), num_classes)
     _check.shape("order", ids, (num_classes,))
     in_order, position = ids.sort(stable=True)
     repeated = in_order[1:] == in_order[:-1]

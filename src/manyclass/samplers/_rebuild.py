@@ -1,5 +1,6 @@
 """Rebuilds of tables, clusters and indexes on a background thread."""
 
+import os
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Generic, Protocol, Self, TypeVar
@@ -38,7 +39,7 @@ class BackgroundRebuild(Generic[M]):
         self.steps = 0
         # True until the first build from attached vectors.
         self.stale = True
-        self._running: Future[M] | None = None
+        self._running: _Running[M] | None = None
         self._finished: M | None = None
 
     def attach(self, *vectors: Tensor) -> None:
@@ -70,7 +71,7 @@ class BackgroundRebuild(Generic[M]):
             current = self._take(current)
         if self.steps % every == 0:
             with isolated():
-                self._running = _start(snapshot(), current.device)
+                self._running = _Running(snapshot(), current.device)
         return current
 
     def drop(self) -> None:
@@ -119,26 +120,38 @@ def lag(every: int) -> int:
     return -(-every // 4)
 
 
-def _start(build: Callable[[], M], device: torch.device) -> Future[M]:
-    """Run a build on a thread."""
+class _Running(Generic[M]):
+    """A build on a thread, on a GPU with a separate stream."""
 
-    def work() -> M:
-        with isolated():
-            return build()
+    def __init__(self, build: Callable[[], M], device: torch.device) -> None:
+        self._process = os.getpid()
+        self._build: Callable[[], M] | None = build
+        stream = None
+        if device.type == "cuda":
+            stream = torch.cuda.Stream(device)
+            stream.wait_stream(torch.cuda.current_stream(device))
+        executor = ThreadPoolExecutor(1, "manyclass-rebuild")
+        self._future: Future[M] = executor.submit(_work, build, stream)
+        executor.shutdown(wait=False)
 
-    def work_on_stream() -> M:
-        with torch.cuda.stream(stream):
+    def result(self) -> M:
+        """Return the result; wait for it."""
+        if self._build is not None and os.getpid() != self._process:
+            # Threads do not survive a fork. The inputs do, and the same inputs give the same result.
+            build = self._build
+            self._future, self._build = Future(), None
             try:
-                return work()
-            finally:
+                self._future.set_result(_work(build, None))
+            except Exception as error:
+                self._future.set_exception(error)
+        return self._future.result()
+
+
+def _work(build: Callable[[], M], stream: torch.cuda.Stream | None) -> M:
+    with isolated(), torch.cuda.stream(stream):
+        try:
+            return build()
+        finally:
+            if stream is not None:
                 # Then the result may be used in any stream, and the memory of the snapshot reused.
                 stream.synchronize()
-
-    if device.type == "cuda":
-        stream = torch.cuda.Stream(device)
-        stream.wait_stream(torch.cuda.current_stream(device))
-
-    executor = ThreadPoolExecutor(1, "manyclass-rebuild")
-    running = executor.submit(work_on_stream if device.type == "cuda" else work)
-    executor.shutdown(wait=False)
-    return running

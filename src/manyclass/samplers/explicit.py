@@ -206,7 +206,7 @@ class WithExplicit(nn.Module):
 
 
 def _distinct(explicit: Tensor, num_classes: int) -> Tensor:
-    ids = _check.ids("explicit", explicit, num_classes)
+    ids = _check.ids("explicit", _check.values("explicit", explicit), num_classes)
     if ids.dim() != 1 or len(ids) == 0:
         raise ValueError(f"`explicit` must be a vector of at least one class, got shape {list(ids.shape)}")
     ids, order = ids.sort()

@@ -19,7 +19,7 @@ _LEFT_OVER = re.compile(r"(\d{1,20})-\d{1,20}", re.ASCII)
 
 
 @contextlib.contextmanager
-def atomic_write(path: Path, *, keep: Path | None = None) -> Iterator[Path]:
+def atomic_write(path: Path, *, keep: Path | None = None, follow_links: bool = True) -> Iterator[Path]:
     """Yield a path to write a file to, which then replaces `path` by atomic rename.
 
     On any error `path` and `keep` stay as they are and no temporary file remains. Temporary files of killed processes
@@ -28,6 +28,8 @@ def atomic_write(path: Path, *, keep: Path | None = None) -> Iterator[Path]:
     Args:
         path: the file to replace or create.
         keep: new name of the file replaced, in the same folder. None: it is deleted.
+        follow_links: whether a symbolic link at `path` leads to the file to replace. If not, the link is replaced: in a
+            folder that was received, it may lead anywhere.
 
     Raises:
         DiskFullError: the disk is full.
@@ -41,12 +43,12 @@ def atomic_write(path: Path, *, keep: Path | None = None) -> Iterator[Path]:
         >>> path.read_text()
         'done'
     """
-    target = Path(os.path.realpath(path))
+    target = Path(os.path.realpath(path)) if follow_links else Path(os.path.realpath(path.parent)) / path.name
     done = False
     try:
         if not target.parent.is_dir():
             raise UserError(f"cannot save {path}: there is no folder {target.parent}")
-        if target.exists() and not (target.is_file() or target.is_dir()):
+        if target.exists() and not (target.is_file() or target.is_dir() or target.is_symlink()):
             # A rename would replace a device or a pipe, such as /dev/null.
             raise UserError(f"cannot save {path}: it is no file; nothing was overwritten")
         _remove_left_overs(target)

@@ -38,7 +38,14 @@ _METADATA = "manyclass"  # a single key, since the library writes several in ran
 _ERROR_NUMBER = re.compile(r"os error (\d+)")
 
 
-def save(path: Path, content: Mapping[str, object], *, content_type: str, keep: Path | None = None) -> None:
+def save(
+    path: Path,
+    content: Mapping[str, object],
+    *,
+    content_type: str,
+    keep: Path | None = None,
+    follow_links: bool = True,
+) -> None:
     """Save plain data and tensors as one safetensors file, replaced by atomic rename.
 
     Args:
@@ -49,6 +56,7 @@ def save(path: Path, content: Mapping[str, object], *, content_type: str, keep: 
             of them. A tensor that occurs several times is saved once.
         content_type: a word for the content; `load` requires the same.
         keep: new name of the file replaced, in the same folder. None: it is deleted.
+        follow_links: whether a symbolic link at `path` leads to the file to replace; if not, the link is replaced.
 
     Raises:
         TypeError: `content` holds a value or a key of another type.
@@ -67,7 +75,7 @@ def save(path: Path, content: Mapping[str, object], *, content_type: str, keep: 
 
     tensors = _packed(content)
     about = {"format": _FORMAT, "content_type": content_type, "version": __version__}
-    with atomic_write(path, keep=keep) as temporary:
+    with atomic_write(path, keep=keep, follow_links=follow_links) as temporary:
         temporary.touch()
         mode = temporary.stat().st_mode
         try:

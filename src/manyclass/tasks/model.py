@@ -161,6 +161,9 @@ def _check_parameters(spec: ModelSpec, parameters: object) -> None:
     wanted["head.weight"] = (len(spec.names), built.dim)
     if built.bias:
         wanted["head.bias"] = (len(spec.names),)
+    for name in parameters:
+        if name not in wanted:
+            raise ValueError(f"it does not have the parameters of such a model: {name!r:.60}")
     for name, shape in wanted.items():
         value = parameters.get(name)
         if not isinstance(value, Tensor) or tuple(value.shape) != shape or not value.is_floating_point():

@@ -78,7 +78,8 @@ def open_index(model: Model, source: Source, folder: Path, *, k: int, recall: fl
         raise UserError(f"`data` must hold at least 2 examples to tune an index on, got {source.data}")
     index = Index.build(model.head, torch.cat(rows), k=number, recall=recall)
     state = index.state()
-    storage.save(path, {"tensors": dict(state.tensors), "about": dict(state.about)}, content_type="index")
+    content = {"tensors": dict(state.tensors), "about": dict(state.about)}
+    storage.save(path, content, content_type="index", follow_links=False)
     return index, True
 
 

@@ -54,6 +54,10 @@ class RunOptions:
             _check.integer("evaluate_every", self.evaluate_every, 1)
         if self.evaluate_seconds is not None:
             _check.number("evaluate_seconds", self.evaluate_seconds, low=0, strict=True)
+            if self.evaluate_every is not None:
+                raise ValueError(
+                    f"`evaluate_seconds` must be None if `evaluate_every` is given, got {self.evaluate_seconds}"
+                )
         _check.integer("evaluated", self.evaluated, 1)
         _check.integer("probe_every", self.probe_every, 0)
 
