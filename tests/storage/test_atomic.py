@@ -251,6 +251,6 @@ def test_a_symbolic_link_is_replaced_where_it_may_lead_anywhere(tmp_path):
     precious, path = tmp_path / "precious", tmp_path / "link"
     precious.write_text("mine")
     path.symlink_to(precious)
-    with atomic_write(path, follow_links=False) as temporary:
+    with atomic.atomic_write(path, follow_links=False) as temporary:
         temporary.write_text("ours")
     assert (precious.read_text(), path.read_text(), path.is_symlink()) == ("mine", "ours", False)

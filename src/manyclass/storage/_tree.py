@@ -38,7 +38,7 @@ _MAX_DEPTH = 100
 MAX_JSON_BYTES = 1 << 26
 MAX_VALUES = 1 << 23
 _MAX_NAME_CHARACTERS = 200
-_MAX_HEX_DIGITS = 1024  # Python prints no number of more than 4,300 decimal digits
+_MAX_HEX_DIGITS = 3500  # Python prints no number of more than 4,300 decimal digits
 _TYPES = "a dict, list, tuple, None, bool, int, float, str or Tensor"
 
 
