@@ -98,3 +98,8 @@ def test_data_that_is_no_settings_is_refused(data):
 def test_values_of_another_type_are_refused(data):
     with pytest.raises(UserError, match="the settings of a training are damaged"):
         tasks.Settings.from_json(data)
+
+
+def test_a_number_too_long_to_be_printed_is_refused():
+    with pytest.raises(UserError, match="`epochs` must be below 2⁶³"):
+        Settings.from_json({**Settings().to_json(), "epochs": 16**5000})

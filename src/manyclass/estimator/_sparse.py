@@ -15,9 +15,10 @@ def check_sparse(X: Any, name: str = "X") -> None:  # noqa: N803
     if not issparse(X):
         return
     if X.format not in ("coo", "csr", "csc"):
-        raise ValueError(
-            f"`{name}` must be a sparse matrix in the format csr, csc or coo, got {X.format}: use .tocsr()"
-        )
+        try:
+            X = X.tocsr()  # noqa: N806
+        except (IndexError, TypeError, ValueError) as error:
+            raise ValueError(f"`{name}` must be a valid sparse matrix, got a damaged one: {error}") from None
     data = np.asarray(X.data)
     if data.ndim != 1 or data.dtype.kind not in "biuf":
         raise ValueError(f"`{name}` must hold a vector of real numbers, got {data.dtype} {list(data.shape)}")

@@ -38,7 +38,6 @@ _MAX_DEPTH = 100
 MAX_JSON_BYTES = 1 << 26
 MAX_VALUES = 1 << 23
 _MAX_NAME_CHARACTERS = 200
-_MAX_HEX_DIGITS = 3500  # Python prints no number of more than 4,300 decimal digits
 _TYPES = "a dict, list, tuple, None, bool, int, float, str or Tensor"
 
 
@@ -183,7 +182,7 @@ def _value(pairs: list[tuple[str, Any]], tensor: Callable[[str], Tensor]) -> Any
                 raise ValueError(f"its JSON names a tensor {name!r} that is not there") from None
         case {"float": "inf" | "-inf" | "nan" as number} if len(node) == 1:
             return float(number)
-        case {"int": str() as number} if len(node) == 1 and len(number) <= _MAX_HEX_DIGITS:
+        case {"int": str() as number} if len(node) == 1:
             return int(number, 16)
     raise ValueError(f"its JSON has an unknown object {str(node)[:40]}")
 
