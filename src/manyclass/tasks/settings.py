@@ -111,8 +111,8 @@ class Settings:
         layers = data.get("hidden_layers")
         # Python does not print an integer of thousands of digits, nor does a setting need one.
         for name, value in data.items():
-            if isinstance(value, int) and value.bit_length() > 63:
-                raise UserError(f"the settings of a training are damaged: `{name}` must be below 2⁶³")
+            if isinstance(value, int) and value.bit_length() > 4096:
+                raise UserError(f"the settings of a training are damaged: `{name}` must have fewer digits")
         try:
             return cls(**{**data, "hidden_layers": None if layers is None else tuple(layers)})
         except (TypeError, ValueError) as error:
