@@ -36,6 +36,7 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore::FutureWarning",
     "ignore:Sparse invariant checks:UserWarning",
     "ignore:No complete tensor found in the group:UserWarning",
+    "ignore:The given buffer is not writable:UserWarning",
 )
 
 ALL_SAMPLERS = [cell for cell in CELLS if cell[0] == "class"]

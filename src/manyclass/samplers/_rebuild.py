@@ -51,7 +51,8 @@ class BackgroundRebuild(Generic[M]):
     @property
     def is_attached(self) -> bool:
         """True if class vectors are attached, with or without values."""
-        return bool(self._vectors)
+        # Not bool(): torch 2.11 cannot compile it.
+        return len(self._vectors) > 0
 
     @property
     def vectors(self) -> tuple[Tensor, ...]:
