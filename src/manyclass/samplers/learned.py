@@ -75,15 +75,8 @@ class Learned(nn.Module):
         self.comb = Comb.of(frequency, self.k, order=line)
         self.schedule: BackgroundRebuild[Comb] = BackgroundRebuild()
 
-    @property
-    def weights(self) -> Tensor:
-        """float64 [C]: the weights in force, on any scale; -1 for classes that are certain."""
-        return self.comb.weights
-
-    @property
-    def line(self) -> Tensor:
-        """int32 or int64 [C]: the ids in the order of the line; [0]: by id."""
-        return self.comb.line
+    weights = property(lambda self: self.comb.weights)
+    line = property(lambda self: self.comb.line)
 
     @property
     def progress(self) -> Tensor:

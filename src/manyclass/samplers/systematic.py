@@ -72,15 +72,8 @@ class Systematic(nn.Module):
         self.order, line = first_line(order, weight)
         self.comb = Comb.of(weight, self.k, order=line)
 
-    @property
-    def weights(self) -> Tensor:
-        """float64 [C]: the weights in force, on any scale; -1 for classes that are certain."""
-        return self.comb.weights
-
-    @property
-    def line(self) -> Tensor:
-        """int32 or int64 [C]: the ids in the order of the line; [0]: by id."""
-        return self.comb.line
+    weights = property(lambda self: self.comb.weights)
+    line = property(lambda self: self.comb.line)
 
     def move(self, device: torch.device) -> None:
         """Move the tables to a device."""
