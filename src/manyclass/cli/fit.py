@@ -185,10 +185,14 @@ def fit(
         if fitted.measured is None:
             step = fitted.history.progress.step
             raise UserError(f"interrupted after step {step:,}; all of it is saved. To go on: {again}")
-        print_measured(fitted.measured)
+        page = None
         if report:
             content = tasks.report_of(fitted.model, fitted.history, fitted.measured, fitted.summary)
-            print(f"report  {write_report(content, out).page}")
+            page = write_report(content, out).page
+    # Outside of that block: an output that cannot be written is no fault of the folder.
+    print_measured(fitted.measured)
+    if page is not None:
+        print(f"report  {page}")
     print(f"model   {out}")
 
 
