@@ -19,6 +19,8 @@ from torch import Tensor, nn
 from manyclass import _check
 from manyclass._context import isolated
 
+MAX_STEPS = 1 << 53
+
 
 class PlainState(Protocol):
     """The members that the functions below need."""
@@ -109,6 +111,14 @@ def saved_ids(name: str, value: Tensor, num_classes: int, *, length: int | None 
     if len(value) and (int(value.max()) >= num_classes or not bool((value.diff() > 0).all())):
         raise ValueError(f"`{name}` must be distinct ids below {num_classes} in ascending order, got others")
     return value
+
+
+def saved_progress(value: Tensor) -> tuple[int, bool]:
+    """Return a loaded number of steps and staleness; raise ValueError unless they are one below 2⁵³ and a flag."""
+    steps, stale = saved_vector("progress", value, torch.int64, 2).tolist()
+    if steps >= MAX_STEPS:
+        raise ValueError(f"`progress` must be a number of steps below 2⁵³, got {steps}")
+    return steps, bool(stale)
 
 
 def has_values(tensor: Tensor) -> bool:

@@ -108,7 +108,7 @@ def test_a_sampler_of_counts_can_be_resized(make):
     ("name", "change", "message"),
     [
         ("weights", lambda x: -x, "`weights` must be -1 for at most 20 classes"),
-        ("weights", lambda x: x.clamp(min=-0.5), "`weights` must be -1 for at most 20 classes"),
+        ("weights", lambda x: x.clamp(min=-0.5), "`weights` must be -1 or not negative, got -0.5 at position 3"),
         ("weights", lambda x: -9 * x.abs(), "`weights` must not be below -1 or NaN"),
         ("weights", lambda x: x * torch.nan, "`weights` must not be below -1 or NaN"),
         ("weights", lambda x: x[:-1], "`weights` must be torch.float64"),

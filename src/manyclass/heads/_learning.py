@@ -5,8 +5,8 @@ operators. Each is said to write to a clock, so that the compiler neither remove
 """
 
 import math
-from collections.abc import Mapping
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -38,11 +38,6 @@ class LearningHead(Protocol):
 
     @property
     def objective(self) -> Objective: ...
-
-    @property
-    def tables(self) -> Mapping[str, Tensor | None]:
-        """The class parameters by name, whole."""
-        ...
 
     @property
     def class_vectors(self) -> tuple[Tensor | None, Tensor | None]:
@@ -109,7 +104,7 @@ def advance(head: LearningHead) -> None:
         head.sampler.advance()
 
 
-def observe(head: LearningHead, examples: Examples, candidates: Candidates, probability: Any) -> None:
+def observe(head: LearningHead, examples: Examples, candidates: Candidates, probability: Callable[[], Tensor]) -> None:
     """Show the sampler the outcome of a training step.
 
     Args:

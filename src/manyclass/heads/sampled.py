@@ -1,7 +1,7 @@
 """The losses of a head with a sampler, the same for every way to score a class."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 import torch
@@ -25,6 +25,11 @@ class SampledHead(ChunkedHead, LearningHead, Protocol):
 
     @property
     def training(self) -> bool: ...
+
+    @property
+    def tables(self) -> Mapping[str, Tensor | None]:
+        """The class parameters by name, whole, for errors."""
+        ...
 
     def check_hidden(self, hidden: Tensor) -> None:
         """Raise if the head cannot score `hidden`."""

@@ -6,6 +6,7 @@ import math
 import torch
 from torch import Tensor
 
+from manyclass import _check
 from manyclass._plain_state import saved_permutation, saved_vector
 from manyclass.candidates import Block, put_in_front
 from manyclass.kernels import cpu
@@ -49,10 +50,10 @@ class Comb:
         """Return the comb of saved `weights` and `line`; raise ValueError if they are not those of `num_classes`."""
         saved_vector("weights", weights, torch.float64, num_classes, low=CERTAIN)
         certain = (weights < 0).nonzero().squeeze(1)
-        if len(certain) > k or (weights[certain] != CERTAIN).any():
-            raise ValueError(
-                f"`weights` must be {CERTAIN:g} for at most {k} classes and not negative for others, got such"
-            )
+        if len(certain) > k:
+            raise ValueError(f"`weights` must be {CERTAIN:g} for at most {k} classes, got {len(certain)}")
+        if (bad := (weights < 0) & (weights != CERTAIN)).any():
+            raise ValueError(f"`weights` must be {CERTAIN:g} or not negative, {_check.at_first(weights, bad)}")
         order = saved_permutation("line", line, num_classes).long() if len(line) else None
         comb = cls(weights.index_fill(0, certain, 0.0), certain, k, order=order)
         if comb.table.total and comb.teeth == 0:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from manyclass import _check
 from manyclass._context import is_transformed, isolated
-from manyclass._plain_state import has_values, load_state, move_state, save_state, saved_vector
+from manyclass._plain_state import has_values, load_state, move_state, save_state, saved_progress, saved_vector
 from manyclass.kmeans import fit_centroids, nearest_centroids
 from manyclass.samplers._sampler import check_vectors
 
@@ -60,21 +60,21 @@ class ClassOrder(nn.Module):
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Continue from saved clusters; raise ValueError unless they are clusters of as many classes."""
-        labels, centroids, progress = state["labels"], state["centroids"], state["progress"]
-        saved_vector("progress", progress, torch.int64, 2)
-        if int(progress[0]) >= 1 << 53:
-            raise ValueError(f"`progress` must be a count below 2⁵³, got {int(progress[0])}")
+        labels, centroids = state["labels"], state["centroids"]
+        count, stale = saved_progress(state["progress"])
         saved_vector("labels", labels, torch.int16, len(self.labels))
         number = len(self.centroids)
         if centroids.dtype != torch.float32 or centroids.dim() != 2 or len(centroids) != number:
             raise ValueError(
                 f"`centroids` must be float32 [{number}, D], got {centroids.dtype} {list(centroids.shape)}"
             )
-        if not bool(centroids.isfinite().all()) or (number and int(labels.max()) >= number):
-            raise ValueError(f"`centroids` must be finite and `labels` below {number}, got others")
+        if not bool(centroids.isfinite().all()):
+            raise ValueError("`centroids` must be finite, got an infinite number or NaN")
+        if number and int(labels.max()) >= number:
+            raise ValueError(f"`labels` must be below {number}, got {int(labels.max())}")
         if self._vectors and centroids.shape[1] != self._vectors[0].shape[1]:
             raise ValueError(f"`centroids` must have length {self._vectors[0].shape[1]}, got {centroids.shape[1]}")
-        self._count, self._stale = int(progress[0]), bool(progress[1])
+        self._count, self._stale = count, stale
         self.labels, self.centroids = labels, centroids
 
     @property

@@ -9,9 +9,7 @@ import torch
 from torch import Tensor
 
 from manyclass._context import isolated
-from manyclass._plain_state import has_values, saved_vector
-
-MAX_STEPS = 1 << 53
+from manyclass._plain_state import has_values, saved_progress
 
 
 class Built(Protocol):
@@ -104,11 +102,9 @@ class BackgroundRebuild(Generic[M]):
 
     def restore(self, progress: Tensor, pending: M | None) -> None:
         """Continue from a saved number of steps, staleness and build; raise ValueError if they are invalid."""
-        saved_vector("progress", progress, torch.int64, 2)
-        if int(progress[0]) >= MAX_STEPS:
-            raise ValueError(f"`progress` must be a number of steps below 2⁵³, got {int(progress[0])}")
+        steps, stale = saved_progress(progress)
         self.drop()
-        self.steps, self.stale, self._finished = int(progress[0]), bool(progress[1]), pending
+        self.steps, self.stale, self._finished = steps, stale, pending
 
 
 def default_interval(num_classes: int) -> int:

@@ -72,17 +72,9 @@ class WeightSource(nn.Module):
             )
 
     def restore_left_out(self, weights: Tensor) -> None:
-        """Take the classes that are left out from saved weights in force, 0 for them.
-
-        Raises:
-            ValueError: another number of classes has weight 0.
-        """
-        zero = (weights == 0).nonzero().squeeze(1)
-        number = 0 if self.left_out is None else len(self.left_out)
-        if self._undrawable is None and len(zero) != number:
-            raise ValueError(f"`weights` must be 0 for {number} classes, got {len(zero)}")
-        if self.left_out is not None and self._undrawable is None:
-            self.left_out = zero
+        """Take the classes that are left out from saved weights in force; see `restored_left_out`."""
+        if self._undrawable is None:
+            self.left_out = restored_left_out(weights, self.left_out)
 
     def heaviest(self, n: int) -> Tensor:
         """Return the n classes of largest weight, in ascending order."""
@@ -106,3 +98,16 @@ class WeightSource(nn.Module):
             self.weights.resize(num_classes)
         if self.left_out is not None:
             self.left_out = self.left_out[self.left_out < num_classes]
+
+
+def restored_left_out(weights: Tensor, left_out: Tensor | None) -> Tensor | None:
+    """Return the classes of weight 0 in saved weights in force: those that a sampler, with others so far, leaves out.
+
+    Raises:
+        ValueError: another number of classes has weight 0.
+    """
+    zero = (weights == 0).nonzero().squeeze(1)
+    number = 0 if left_out is None else len(left_out)
+    if len(zero) != number:
+        raise ValueError(f"`weights` must be 0 for {number} classes, got {len(zero)}")
+    return None if left_out is None else zero

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from manyclass import _check, _ranks
-from manyclass._plain_state import load_state, move_state, save_state, saved_vector
+from manyclass._plain_state import MAX_STEPS, load_state, move_state, save_state, saved_vector
 from manyclass.candidates import Candidates
 from manyclass.samplers._sampler import AdjustableSampler, Observation, checked_draw
 
@@ -180,7 +180,7 @@ class Budget(nn.Module):
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Continue from a saved k, number of steps and running mean."""
         values = saved_vector("progress", state["progress"], torch.float64, 5, low=NO_ERROR).tolist()
-        if not max(values) < 1 << 53 or min(values[:4]) < 0:
+        if not max(values) < MAX_STEPS or min(values[:4]) < 0:
             raise ValueError(f"`progress` must hold numbers from 0 to 2⁵³, got {values}")
         k = _check.integer("k", int(values[0]), 1, self.num_classes)
         # The state of the inner sampler, loaded next, belongs to this k.

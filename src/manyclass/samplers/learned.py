@@ -14,6 +14,7 @@ from manyclass.samplers._comb import Comb
 from manyclass.samplers._order import first_line
 from manyclass.samplers._rebuild import BackgroundRebuild
 from manyclass.samplers._sampler import Observation, checked_draw
+from manyclass.samplers._source import restored_left_out
 from manyclass.samplers._table import MAX_TOTAL
 
 
@@ -80,7 +81,7 @@ class Learned(nn.Module):
 
     @property
     def progress(self) -> Tensor:
-        """int64 [2]: the steps of the schedule."""
+        """int64 [2]: the number of steps of the schedule, and its staleness."""
         return self.schedule.progress
 
     @property
@@ -105,18 +106,14 @@ class Learned(nn.Module):
         if not 0 < float(estimate.sum()) < MAX_TOTAL:
             raise ValueError(f"`estimate` must have a finite sum above 0, got {float(estimate.sum()):g}")
         comb, pending = Comb.restored(state["weights"], state["line"], self.num_classes, self.k), None
-        zero, number = (
-            (state["weights"] == 0).nonzero().squeeze(1),
-            0 if self._left_out is None else len(self._left_out),
-        )
-        if len(zero) != number and self.counts.smoothing != 0:
-            raise ValueError(f"`weights` must be 0 for {number} classes, got {len(zero)}")
+        left_out = self._left_out
+        # Without smoothing, classes that do not occur have weight 0 too.
+        if self.counts.smoothing != 0:
+            left_out = restored_left_out(state["weights"], left_out)
         if state["pending_weights"].any():
             pending = Comb.restored(state["pending_weights"], state["pending_line"], self.num_classes, self.k)
         self.schedule.restore(state["progress"], pending)
-        if self._left_out is not None and len(zero) == number:
-            self._left_out = zero
-        self.comb, self.estimate = comb, estimate
+        self.comb, self.estimate, self._left_out = comb, estimate, left_out
 
     def attach(self, weight: Tensor, bias: Tensor | None = None) -> None:
         """Order classes by these vectors [C, D], if the order is "cluster"."""
