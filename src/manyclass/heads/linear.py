@@ -17,6 +17,7 @@ from manyclass.forms import Similarity
 from manyclass.heads._default import choose_sampler, known_frequency
 from manyclass.heads._resize import resize_rows, resize_state
 from manyclass.heads._rows import RowLookup, fill_, gathered, is_sharded, replace_target_rows
+from manyclass.heads._learning import probe_of
 from manyclass.heads.exact import TopK, exact_log_prob, exact_log_z, exact_topk
 from manyclass.heads.examples import Examples
 from manyclass.heads.sampled import approximate_log_likelihood, exact_loss, sampled_loss
@@ -30,7 +31,7 @@ from manyclass.kernels import (
     linear_scores,
 )
 from manyclass.objectives import Likelihood, Objective
-from manyclass.samplers import Sampler, check_life_cycle
+from manyclass.samplers import ErrorProbe, Sampler, check_life_cycle
 
 
 class ClassHead(nn.Module):
@@ -111,6 +112,7 @@ class ClassHead(nn.Module):
         if bias:
             self.bias = nn.Parameter(self._initial_bias(sampler).to(weight))
         self.handle = Handle(self)
+        self.own_probe, self.extra_probes = ErrorProbe(), list[ErrorProbe]()
         self.use(sampler)
         self.objective = Likelihood() if objective is None else objective
         self._rows = RowLookup(self, "weight", sparse=sparse)
@@ -164,6 +166,11 @@ class ClassHead(nn.Module):
     def num_classes(self) -> int:
         """The number of classes C."""
         return self.weight.shape[0]
+
+    @property
+    def probe(self) -> ErrorProbe:
+        """The error of log Z̃ in training, measured at most 1 % of the time; `probe.error` is in nats."""
+        return probe_of(self)
 
     forward = sampled_loss
     exact_loss = exact_loss

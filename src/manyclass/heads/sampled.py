@@ -11,16 +11,17 @@ from manyclass import _check, _ranks
 from manyclass._context import is_checkpointed, is_functional, is_in_backward
 from manyclass.candidates import Candidates
 from manyclass.defaults import IGNORE_INDEX
-from manyclass.forms import LogSumExp, transformed
+from manyclass.forms import transformed
 from manyclass.heads._learning import LearningHead, advance, draw_candidates, observe
-from manyclass.heads.exact import ChunkedHead, exact_scores
+from manyclass.heads._probe import estimates_log_z
+from manyclass.heads.exact import exact_scores
 from manyclass.heads.examples import Examples, flatten_examples
 from manyclass.objectives import Likelihood
 
 OBSERVED_EXAMPLES = 256  # at most, in an observation: all of a large batch would cost a quarter of the step
 
 
-class SampledHead(ChunkedHead, LearningHead, Protocol):
+class SampledHead(LearningHead, Protocol):
     """A head whose loss combines a sampler and an objective, and which can also compute the exact loss."""
 
     @property
@@ -143,7 +144,7 @@ def approximate_log_likelihood(
 
 def _losses(head: SampledHead, examples: Examples, generator: torch.Generator | None) -> Tensor:
     """Return losses [B] over one draw; in training, the sampler advances before it and observes after it."""
-    objective, sampler = head.objective, head.sampler
+    objective = head.objective
     if examples.log_z is not None and not objective.normalised:
         raise ValueError(f"`log_z` must be None for {objective!r}, which has no z, got a tensor")
     # A checkpoint calls the head twice a step. The sampler must learn once, and draw the same candidates again.
@@ -166,8 +167,8 @@ def _losses(head: SampledHead, examples: Examples, generator: torch.Generator | 
         advance(head)
         # In a backward pass no DDP is active: without an exchange, ranks would learn different probabilities.
         trains = not _ranks.are_several()
-    if trains and sampler.learns and isinstance(objective.form, LogSumExp) and objective.form.kappa:
-        observe(head, examples, candidates, lambda: _root_mean_square(slot_weights(), candidates))
+    if trains and estimates_log_z(objective):
+        observe(head, examples, candidates, loss.detach(), lambda: _root_mean_square(slot_weights(), candidates))
     return loss
 
 
@@ -202,6 +203,10 @@ def _eager(head: SampledHead, examples: Examples, candidates: Candidates) -> tup
 
 
 def _root_mean_square(slot_weights: Tensor, candidates: Candidates) -> Tensor:
-    """Return the root mean square over some of the examples of u/Z̃ [K], from κ u/Z̃ [B, K]."""
-    some = slot_weights[:: -(-len(slot_weights) // OBSERVED_EXAMPLES)]
-    return some.square().mean(0).sqrt_() * (-candidates.blocks[0].log_kappa[0]).exp()
+    """Return the root mean square over some examples of the first group of u/Z̃ [K], from κ u/Z̃ [B, K]."""
+    (block, *others), batch = candidates.blocks, len(slot_weights)
+    if others:
+        return slot_weights.new_empty(0)
+    group = slot_weights[: -(-batch // block.ids.shape[0]), : block.ids.shape[1]]
+    some = group[:: -(-len(group) // OBSERVED_EXAMPLES)]
+    return some.square().mean(0).sqrt_() * (-block.log_kappa[0]).exp()

@@ -1,33 +1,39 @@
 """The protocol of samplers, and the functions they share."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Protocol, Self, runtime_checkable
+from typing import Any, Protocol, Self, runtime_checkable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from manyclass import _check
 from manyclass.candidates import Candidates
+from manyclass.samplers.error_probe import ErrorProbe
 
 
 @dataclass(frozen=True)
 class Observation:
     """The outcome of a training step, as a head shows it to its sampler.
 
-    The two functions cost time, so a sampler calls only the one it needs.
+    The functions cost time, so a sampler calls only those it needs.
 
     Args:
         candidates: the draw of the step.
-        probability: returns [K], the root mean square of each slot's u/Z̃ over examples of the batch, 0 in those that
-            exclude the class. It needs a draw that the whole batch shares.
-        rmse_log_z: returns the root-mean-square error of log Z̃ on a few examples, from further draws with a separate
-            generator of the given seed; NaN if all of them are ignored.
+        hidden: [B, D], or whatever a scorer takes, without gradients.
+        probability: returns [K], the root mean square of each slot's u/Z̃ over examples of the first group, 0 in those
+            that exclude the class; empty if the draw has several blocks.
+        trial: returns the mean square of log Z̃ - log Z that another sampler would have in this step, on a few of its
+            examples, from a draw with a separate generator of the given seed; NaN if all of them are ignored.
+        seconds: returns the time of the loss and its gradients in this step with another sampler; NaN if the
+            parameters are divided among processes, so that one alone cannot tell.
     """
 
     candidates: Candidates
+    hidden: Tensor
     probability: Callable[[], Tensor]
-    rmse_log_z: Callable[[int], float]
+    trial: "Callable[[Sampler, int], float]"
+    seconds: "Callable[[Sampler], float]"
 
 
 class Sampler(Protocol):
@@ -132,6 +138,28 @@ class AdjustableSampler(Sampler, Protocol):
     def set_k(self, k: int) -> None:
         """Draw another number of classes from now on. May rebuild tables of C entries."""
         ...
+
+
+@runtime_checkable
+class DecidingSampler(Sampler, Protocol):
+    """A sampler that changes its design when the error of log Z̃ calls for it."""
+
+    @property
+    def probe(self) -> ErrorProbe:
+        """The probe it decides by; the head records into it before `observe`."""
+        ...
+
+    @property
+    def decisions(self) -> list[str]:
+        """A sentence for each decision so far: what was measured, what was chosen."""
+        ...
+
+
+def deciding_part(sampler: Sampler) -> DecidingSampler | None:
+    """Return the sampler, or the one that it wraps, that decides; None if there is none."""
+    # A step calls this, and `isinstance` with a protocol would take longer than its draw.
+    parts: Iterable[Any] = sampler.modules() if isinstance(sampler, nn.Module) else ()
+    return next((part for part in parts if hasattr(part, "decisions")), None)
 
 
 def checked_draw(
