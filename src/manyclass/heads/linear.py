@@ -15,9 +15,9 @@ from manyclass.candidates import Candidates
 from manyclass.counts import ClassCounts
 from manyclass.forms import Similarity
 from manyclass.heads._default import choose_sampler, known_frequency
+from manyclass.heads._learning import probe_of
 from manyclass.heads._resize import resize_rows, resize_state
 from manyclass.heads._rows import RowLookup, fill_, gathered, is_sharded, replace_target_rows
-from manyclass.heads._learning import probe_of
 from manyclass.heads.exact import TopK, exact_log_prob, exact_log_z, exact_topk
 from manyclass.heads.examples import Examples
 from manyclass.heads.sampled import approximate_log_likelihood, exact_loss, sampled_loss

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from manyclass import _check
 from manyclass._handle import Handle
 from manyclass.candidates import Candidates
-from manyclass.heads._rows import gathered, is_sharded
 from manyclass.heads._learning import probe_of
+from manyclass.heads._rows import gathered, is_sharded
 from manyclass.heads.exact import TopK, exact_log_prob, exact_log_z, exact_topk
 from manyclass.heads.examples import Examples
 from manyclass.heads.sampled import approximate_log_likelihood, exact_loss, sampled_loss

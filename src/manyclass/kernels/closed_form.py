@@ -25,8 +25,8 @@ MIN_GROUP_EXAMPLES = (
 def has_closed_form(form: Form, draw: LinearDraw) -> bool:
     """Return True if `closed_form_loss` supports the draw: on the CPU, one block, one dtype.
 
-    The batch, or groups that are runs of it, share the block. It supports dot products and untransformed target scores. A pair sum needs compiled kernels: with torch's
-    operators, autograd is as fast.
+    The batch, or groups that are runs of it, share the block. It supports dot products and untransformed target
+    scores. A pair sum needs compiled kernels: with torch's operators, autograd is as fast.
     """
     if draw.similarity.name != "dot" or form.target_transform is not None:
         return False

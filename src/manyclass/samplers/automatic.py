@@ -197,8 +197,8 @@ class Automatic(nn.Module):
         if (design, k) == (self.design, self.k):
             return
         measured = ", ".join(
-            f"{errors[name]:.2g} with {_design_text(name, self._k(name))} ({1e3 * self.costs.of(name, self._k(name)):.3g} ms)"
-            for name in DESIGNS
+            f"{errors[name]:.2g} with {_design_text(name, k)} ({1e3 * self.costs.of(name, k):.3g} ms)"
+            for name, k in ((name, self._k(name)) for name in DESIGNS)
         )
         self._take(design, k, f"the error of log Z̃ is {measured}")
 

@@ -13,9 +13,9 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from manyclass import storage
 from manyclass.errors import UserError
+from manyclass.samplers import ErrorProbe
 from manyclass.tasks.model import Model, spec_from_content
 from manyclass.tasks.settings import Settings
-from manyclass.samplers import ErrorProbe
 from manyclass.training import Record, Training
 
 _LARGEST_NUMBER = 1 << 53
