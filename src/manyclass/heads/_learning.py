@@ -17,7 +17,7 @@ from manyclass.candidates import Block, Candidates
 from manyclass.heads._probe import ProbedHead, losses_over, mean_square_error, probe_step, step_seconds
 from manyclass.heads.examples import Examples
 from manyclass.objectives import Objective
-from manyclass.samplers import ErrorProbe, Observation, Sampler, deciding_part
+from manyclass.samplers import ErrorProbe, Observation, Sampler, deciding_part, draw_including
 
 # On the CPU: a CUDA graph, which would replay the kernels without the Python, is then not made.
 _clock = torch.zeros((), dtype=torch.int64, device="cpu")
@@ -54,7 +54,7 @@ def draw_candidates(
     attached: bool = False,
     sampler: Sampler | None = None,
 ) -> Candidates:
-    """Draw candidates for examples; targets are excluded unless the objective keeps hits.
+    """Draw candidates for examples, with their included classes; targets are excluded unless the objective keeps hits.
 
     Args:
         head: has the sampler.
@@ -75,7 +75,8 @@ def draw_candidates(
     sampler = head.sampler if sampler is None else sampler
     if sampler.device not in (None, examples.target.device):
         raise ValueError(f"`sampler` must be on {examples.target.device}, got {sampler.device}")
-    return sampler.draw(examples.target, exclude, hidden=examples.hidden.detach(), generator=generator)
+    hidden = examples.hidden.detach()
+    return draw_including(sampler, examples.target, examples.include, exclude, hidden=hidden, generator=generator)
 
 
 def _attach_current(head: LearningHead) -> None:
@@ -143,6 +144,8 @@ def observe(
         examples.valid,
         examples.exclude,
         None if examples.log_z is None else examples.log_z.detach(),
+        examples.include,
+        candidates.included,
     )
 
 
@@ -173,6 +176,8 @@ def show_sampler(
     valid: Tensor | None,
     exclude: Tensor | None,
     log_z: Tensor | None,
+    include: Tensor | None,
+    included: Tensor | None,
 ) -> None:
     """Show an outcome to the sampler of the head with this handle."""
     clock.add_(1)
@@ -181,8 +186,8 @@ def show_sampler(
         Block(i, kappa, None if len(sorting) == 0 else sorting)
         for i, kappa, sorting in zip(ids, log_kappa, order, strict=True)
     )
-    examples = Examples(hidden, target, valid, None, exclude, log_z, target.shape)
-    candidates = Candidates(blocks, excluded, None, head.num_classes)
+    examples = Examples(hidden, target, valid, None, exclude, log_z, target.shape, include)
+    candidates = Candidates(blocks, excluded, None, head.num_classes, included)
     observe(head, examples, candidates, loss, lambda: probability)
 
 

@@ -5,6 +5,7 @@ less 1 for the target. So a step is its three matrix products and one pass over 
 and read them again several times. The reference is `eager_loss`, which also computes the double backward pass.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,24 +16,26 @@ from manyclass.forms import Form, LogSumExp
 from manyclass.kernels import cpu, fallback
 from manyclass.kernels.draw import GatheredDraw, LinearDraw, PullBack
 from manyclass.kernels.eager import eager_loss
+from manyclass.kernels.included import add_included_, pull_back_included_
 
 _DTYPES = (torch.float32, torch.float64)
-MIN_GROUP_EXAMPLES = (
-    16  # groups are taken one after the other, which takes longer than a batched product for small ones
-)
+MIN_GROUP_EXAMPLES = 16  # one group after the other: for smaller ones a batched product is faster
 
 
 def has_closed_form(form: Form, draw: LinearDraw) -> bool:
     """Return True if `closed_form_loss` supports the draw: on the CPU, one block, one dtype.
 
     The batch, or groups that are runs of it, share the block. It supports dot products and untransformed target
-    scores. A pair sum needs compiled kernels: with torch's operators, autograd is as fast.
+    scores. A pair sum needs compiled kernels, since with torch's operators autograd is as fast, and no included
+    classes, since it must count the slots of each example.
     """
     if draw.similarity.name != "dot" or form.target_transform is not None:
         return False
-    if not isinstance(form, LogSumExp) and (form.kappa or not form.needs_candidates or not cpu.is_available()):
-        return False
     blocks, dtype = draw.candidates.blocks, draw.hidden.dtype
+    if not isinstance(form, LogSumExp) and (
+        form.kappa or not form.needs_candidates or not cpu.is_available() or draw.candidates.included is not None
+    ):
+        return False
     tables = [draw.weight] if draw.bias is None else [draw.weight, draw.bias]
     return (
         len(blocks) == 1
@@ -66,9 +69,11 @@ class _Loss(torch.autograd.Function):
         ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, draw: LinearDraw, form: Form
     ) -> tuple[Tensor, Tensor]:
         candidates, given, hidden = draw.candidates, hidden, hidden.contiguous()
-        (block,) = candidates.blocks
+        block, *own = candidates.parts(empty=draw.target)
         groups = _groups(draw)
-        ids = torch.cat([part for group in groups for part in (draw.target[group.examples], block.ids[group.number])])
+        shared = [part for group in groups for part in (draw.target[group.examples], block.ids[group.number])]
+        # The rows of targets and slots come first, group by group; those of the included classes follow.
+        ids = torch.cat([*shared, *(part.ids.reshape(-1) for part in own)])
         rows = weight.index_select(0, ids)
         score_gradient = hidden.new_empty(hidden.shape[0], block.ids.shape[1])
         loss, target_gradient = hidden.new_empty(hidden.shape[0]), hidden.new_empty(hidden.shape[0])
@@ -87,22 +92,34 @@ class _Loss(torch.autograd.Function):
                 candidates.num_classes,
             )
             loss[examples], target_gradient[examples] = _differentiate_(form, scores, gathered)
+        own_gradient = None
+        if own:
+            assert isinstance(form, LogSumExp)
+            target_score = (hidden * torch.cat([rows[group.targets] for group in groups])).sum(1)
+            scores = (rows[groups[-1].rows.stop :].unflatten(0, own[0].ids.shape) @ hidden.unsqueeze(2)).squeeze(2)
+            if bias is not None:
+                target_score += bias.index_select(0, draw.target)
+                scores += bias[own[0].ids]
+            scores.masked_fill_(own[0].log_kappa.isneginf(), -math.inf)
+            own_gradient = add_included_(
+                form,
+                target_score,
+                scores,
+                loss=loss,
+                score_gradient=score_gradient,
+                target_gradient=target_gradient,
+            )
         ctx.mark_non_differentiable(score_gradient)
         # Otherwise autograd would allocate zeros [B, K] as the gradient of the second output.
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(given, weight, bias, ids, rows, score_gradient, target_gradient)
-        ctx.form, ctx.target, ctx.candidates, ctx.sparse, ctx.groups = (
-            form,
-            draw.target,
-            candidates,
-            draw.sparse,
-            groups,
-        )
+        ctx.save_for_backward(given, weight, bias, ids, rows, score_gradient, target_gradient, own_gradient)
+        ctx.form, ctx.candidates, ctx.sparse = form, candidates, draw.sparse
+        ctx.target, ctx.groups = draw.target, groups
         return loss, score_gradient
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, _: None) -> tuple[Tensor | None, ...]:
-        hidden, weight, bias, ids, rows, score_gradient, target_gradient = ctx.saved_tensors
+        hidden, weight, bias, ids, rows, score_gradient, target_gradient, own_gradient = ctx.saved_tensors
         wanted = ctx.needs_input_grad[:3]
         if torch.is_grad_enabled():
             draw = LinearDraw(hidden, weight, bias, ctx.target, ctx.candidates, sparse=ctx.sparse)
@@ -130,6 +147,16 @@ class _Loss(torch.autograd.Function):
             if row_values is not None and pull_back.scaled_hidden is not None:
                 # Scaling the smaller factor leaves the saved tensors unchanged, for a second backward pass.
                 torch.mm(pull_back.score_gradient.T, pull_back.scaled_hidden, out=row_values[slots])
+        if own_gradient is not None:
+            first = ctx.groups[-1].rows.stop
+            pull_back_included_(
+                own_gradient * grad.unsqueeze(1),
+                hidden,
+                rows[first:].unflatten(0, own_gradient.shape),
+                grad_hidden=grad_hidden,
+                row_values=None if row_values is None else row_values[first:],
+                bias_values=None if bias_values is None else bias_values[first:],
+            )
         grad_weight = None if row_values is None else _table_gradient(ids, row_values, weight, ctx.sparse)
         grad_bias = None if bias_values is None else _table_gradient(ids, bias_values, bias, ctx.sparse)
         return grad_hidden, grad_weight, grad_bias, None, None
