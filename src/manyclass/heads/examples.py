@@ -52,15 +52,6 @@ class Examples:
         hidden, target = self.hidden[self.valid], self.target[self.valid]
         return Examples(hidden, target, None, weight, exclude, log_z, target.shape, include)
 
-    def every(self, step: int) -> "Examples":
-        """Return every `step`-th example."""
-        valid, weight, include, exclude, log_z = (
-            None if x is None else x[::step].contiguous()
-            for x in (self.valid, self.weight, self.include, self.exclude, self.log_z)
-        )
-        hidden, target = self.hidden[::step].contiguous(), self.target[::step].contiguous()
-        return Examples(hidden, target, valid, weight, exclude, log_z, target.shape, include)
-
     def reduce(self, loss: Tensor, reduction: str) -> Tensor:
         """Reduce losses [B]. The mean is weighted; if all examples are ignored or have weight 0, it is 0."""
         if reduction == "mean" and self.valid is None and self.weight is None:

@@ -93,7 +93,11 @@ def sampled_loss(
         ignore_index=ignore_index,
         reduction=reduction,
     )
-    return examples.reduce(_losses(self, examples, generator), reduction)
+    if examples.valid is None or is_functional() or not _check.reads_values(target) or not examples.valid.any():
+        return examples.reduce(_losses(self, examples, generator), reduction)
+    # Padded sequences may be ignored for the most part. Where reading values costs nothing, only the others are scored.
+    loss = _losses(self, examples.present(), generator)
+    return examples.reduce(loss.new_zeros(len(examples.valid)).masked_scatter(examples.valid, loss), reduction)
 
 
 def exact_loss(
