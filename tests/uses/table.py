@@ -2,7 +2,6 @@
 
 import contextlib
 import copy
-import importlib.util
 
 import pytest
 import torch
@@ -10,7 +9,7 @@ from torch import nn
 
 from manyclass import ClassCounts, ClassHead, HierarchicalHead, ScorerHead
 from manyclass.objectives import NoiseContrastive
-from manyclass.samplers import Budget, Clustered, Importance, Learned, Nearest, Systematic, WithExplicit
+from manyclass.samplers import Budget, Clustered, Importance, Learned, Systematic, Tailored, WithExplicit
 from tests import tables
 
 C, D, B, K, EVERY = 100, 6, 8, 16, 3
@@ -28,7 +27,7 @@ REBUILT = {
     "learned, heaviest first, rebuilt": lambda w: Learned(w, K, every=EVERY, order="frequency"),
     "learned from counts": lambda w: Learned(ClassCounts(w), K, every=EVERY, order="cluster"),
     "clustered, rebuilt": lambda w: Clustered(w, K, group_size=4, every=EVERY),
-    "nearest, rebuilt": lambda w: Nearest(w, K, group_size=4, every=EVERY),
+    "tailored, rebuilt": lambda w: Tailored(w, K, group_size=4, rank=3, every=EVERY),
     "budget, rebuilt": lambda w: Budget(Learned(w, K, every=EVERY, order="cluster"), 0.1, every=2, least=8),
     "learned and minibatch explicit": lambda w: WithExplicit(Learned(w, K, every=EVERY), "batch"),
     "learned and set explicit": lambda w: WithExplicit(Learned(w, K, every=EVERY, order="cluster"), FIXED),
@@ -39,9 +38,6 @@ SAMPLERS = {
     "systematic from counts": lambda w: Systematic(ClassCounts(w), K, order="cluster"),
     **REBUILT,
 }
-# Without faiss all others are tested.
-if importlib.util.find_spec("faiss") is None:
-    REBUILT, SAMPLERS = ({name: make for name, make in x.items() if "nearest" not in name} for x in (REBUILT, SAMPLERS))
 DEFAULT = "learned, rebuilt"
 
 

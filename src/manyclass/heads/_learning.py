@@ -115,7 +115,12 @@ def observe(head: LearningHead, examples: Examples, candidates: Candidates, prob
     """
     if not torch.compiler.is_compiling():
         if not _ranks.accumulates():
-            outcome = Observation(candidates, probability, lambda seed: rmse_log_z(head, examples, seed=seed))
+            outcome = Observation(
+                candidates,
+                probability,
+                lambda seed: rmse_log_z(head, examples, seed=seed),
+                examples.hidden.detach(),
+            )
             head.sampler.observe(outcome)
         return
     nothing = candidates.excluded.new_empty(0)

@@ -16,5 +16,5 @@ from manyclass.samplers.explicit import WithExplicit as WithExplicit
 from manyclass.samplers.importance import Importance as Importance
 from manyclass.samplers.in_batch import InBatch as InBatch
 from manyclass.samplers.learned import Learned as Learned
-from manyclass.samplers.nearest import Nearest as Nearest
 from manyclass.samplers.systematic import Systematic as Systematic
+from manyclass.samplers.tailored import Tailored as Tailored

@@ -23,11 +23,13 @@ class Observation:
             exclude the class. It needs a draw that the whole batch shares.
         rmse_log_z: returns the root-mean-square error of log Z̃ on a few examples, from further draws with a separate
             generator of the given seed; NaN if all of them are ignored.
+        hidden: the batch as the head scores it, detached: [B, D], or whatever a scorer takes.
     """
 
     candidates: Candidates
     probability: Callable[[], Tensor]
     rmse_log_z: Callable[[int], float]
+    hidden: Tensor
 
 
 class Sampler(Protocol):
