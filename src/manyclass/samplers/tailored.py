@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from manyclass import _check, _ranks
+from manyclass._context import isolated
 from manyclass._plain_state import load_state, move_state, save_state, saved_vector
 from manyclass.candidates import Block, Candidates
 from manyclass.counts import ClassCounts
@@ -223,8 +224,11 @@ class Tailored(nn.Module):
         self.teeth = Teeth(self.k, self._num_drawn, self.device)
 
     def refresh(self) -> None:
-        """Read the counts again."""
+        """Read the counts again, and renew the sketch from the second moment."""
         self._set_weights(self.source.read().to(self.device))
+        self.schedule.drop()
+        with isolated():
+            self.sketch = self._snapshot()()
 
     def resize(self, num_classes: int) -> None:
         """Resize the counts; class vectors must be attached again before they are scored."""
