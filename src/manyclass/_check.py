@@ -146,6 +146,16 @@ def ids(
     return value
 
 
+def ids_by_example(name: str, value: object, num_classes: int, target: Tensor) -> Tensor:
+    """Check class ids [*target.shape, E], padded with -1, on the device of `target`; return int64."""
+    found = ids(name, value, num_classes, pads=True)
+    if found.dim() != target.dim() + 1 or found.shape[:-1] != target.shape:
+        expected = ", ".join(map(str, (*target.shape, "E")))
+        raise ValueError(f"`{name}` must have shape [{expected}], got {list(found.shape)}")
+    device(name, found, target.device)
+    return found
+
+
 def nonnegative_vector(name: str, value: object, num_classes: int | None = None) -> Tensor:
     """Check a vector of finite non-negative numbers, not all zero; return float64. It synchronises with a GPU.
 

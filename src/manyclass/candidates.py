@@ -3,6 +3,7 @@
 A sampler makes Candidates, a head scores them, an objective turns them into a loss. Nothing else passes between them.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -81,53 +82,75 @@ def put_in_front(explicit: Tensor, block: Block) -> tuple[Block, ...]:
     return Block(ids, block.log_kappa.new_zeros(ids.shape)), block
 
 
+def contained(ids: Tensor, others: Tensor) -> Tensor:
+    """Return a bool mask [B, K] of the ids [B, K] that are among the others [B, E] of the same example."""
+    if others.shape[1] <= MAX_COMPARED_EXCLUSIONS or not ids.shape[1]:
+        return (ids.unsqueeze(2) == others.unsqueeze(1)).any(2)
+    # Binary search, because B·K·E comparisons take too much memory and time if an example excludes thousands.
+    ascending = ids.sort(1).values
+    place = torch.searchsorted(ascending, others.contiguous())
+    found = ascending.gather(1, place.clamp(max=ids.shape[1] - 1)) == others
+    # Ids that are not found mark an extra last column; both copies of a repeated class use its first position.
+    hit = torch.zeros(len(ids), ids.shape[1] + 1, dtype=torch.bool, device=ids.device)
+    hit.scatter_(1, torch.where(found, place, ids.shape[1]), True)
+    return hit.gather(1, torch.searchsorted(ascending, ids.contiguous()))
+
+
 @dataclass(frozen=True)
 class Candidates:
     """Output of a sampler for a batch of B targets.
 
     Args:
         blocks: the classes to score, ΣK slots per example.
-        excluded: classes that are not candidates for an example, int64 [B, E], padded with -1. Scoring treats a slot
-            that holds one as empty for that example.
+        excluded: classes that no block may offer to an example, int64 [B, E], padded with -1: those that are not
+            candidates, and those included. Scoring treats a slot of a block that holds one as empty for that example.
         target_log_kappa: returns float64 [B], minus the log of the target's expected number of draws before
             exclusion, on the scale of the slots' log κ. It is a function because few objectives use it and it is a
             large part of the cost of a draw. None if the sampler does not know it.
         num_classes: C.
+        included: classes with κ = 1 for one example, each at most once, int64 [B, I]; -1 marks an empty slot. None if
+            there are none. Their slots follow those of the blocks.
     """
 
     blocks: tuple[Block, ...]
     excluded: Tensor
     target_log_kappa: Callable[[], Tensor] | None
     num_classes: int
+    included: Tensor | None = None
 
     @property
     def batch(self) -> int:
         """The batch size, B."""
         return self.excluded.shape[0]
 
+    def parts(self, empty: Tensor | None = None) -> tuple[Block, ...]:
+        """Return the blocks, and the included classes, if any, as one more with a group for each example.
+
+        Args:
+            empty: ids [B] for the empty slots among the included ones, such as the targets, so that no further row is
+                scored; None: class 0.
+        """
+        if self.included is None:
+            return self.blocks
+        is_empty = self.included < 0
+        ids = torch.where(is_empty, 0 if empty is None else empty.unsqueeze(1), self.included)
+        log_kappa = torch.zeros(ids.shape, dtype=torch.float64, device=ids.device)
+        return *self.blocks, Block(ids, log_kappa.masked_fill_(is_empty, -math.inf))
+
     def ids(self) -> Tensor:
-        """Return the class ids of each example's slots, int64 [B, ΣK]."""
-        return torch.cat([block.spread(block.ids, self.batch) for block in self.blocks], 1)
+        """Return the class ids of each example's slots, int64 [B, ΣK + I]."""
+        return torch.cat([block.spread(block.ids, self.batch) for block in self.parts()], 1)
 
     def log_kappa(self, dtype: torch.dtype = torch.float64) -> Tensor:
-        """Return log κ [B, ΣK]. Slots emptied by `excluded` are not marked here; their scores are -inf."""
+        """Return log κ [B, ΣK + I]. Slots emptied by `excluded` are not marked here; their scores are -inf."""
         # Cast before the expansion, which costs G·K instead of B·K.
-        return torch.cat([block.spread(block.log_kappa.to(dtype), self.batch) for block in self.blocks], 1)
+        return torch.cat([block.spread(block.log_kappa.to(dtype), self.batch) for block in self.parts()], 1)
 
     def hits(self, ids: Tensor) -> Tensor:
         """Return a bool mask [B, K] of the ids [B, K] that each example excludes."""
-        excluded = self.excluded
-        if excluded.shape[1] <= MAX_COMPARED_EXCLUSIONS or not ids.shape[1]:
-            return (ids.unsqueeze(2) == excluded.unsqueeze(1)).any(2)
-        # Binary search, because B·K·E comparisons take too much memory and time if an example excludes thousands.
-        ascending = ids.sort(1).values
-        place = torch.searchsorted(ascending, excluded.contiguous())
-        found = ascending.gather(1, place.clamp(max=ids.shape[1] - 1)) == excluded
-        # Ids that are not found mark an extra last column; both copies of a repeated class use its first position.
-        hit = torch.zeros(len(ids), ids.shape[1] + 1, dtype=torch.bool, device=ids.device)
-        hit.scatter_(1, torch.where(found, place, ids.shape[1]), True)
-        return hit.gather(1, torch.searchsorted(ascending, ids.contiguous()))
+        return contained(ids, self.excluded)
 
     def empty(self) -> Tensor:
-        """Return a bool mask [B, ΣK] of padding, second copies and excluded classes."""
-        return self.log_kappa().isneginf() | self.hits(self.ids())
+        """Return a bool mask [B, ΣK + I] of padding, second copies and excluded classes."""
+        hits = self.hits(torch.cat([block.spread(block.ids, self.batch) for block in self.blocks], 1))
+        return self.log_kappa().isneginf() | F.pad(hits, (0, 0 if self.included is None else self.included.shape[1]))

@@ -17,7 +17,7 @@ from manyclass._handle import Handle, owner_of
 from manyclass.candidates import Block, Candidates
 from manyclass.heads.examples import Examples
 from manyclass.objectives import Objective
-from manyclass.samplers import Observation, Sampler
+from manyclass.samplers import Observation, Sampler, draw_including
 
 PROBE_EXAMPLES = 64
 PROBE_DRAWS = 4
@@ -57,7 +57,7 @@ def draw_candidates(
     *,
     attached: bool = False,
 ) -> Candidates:
-    """Draw candidates for examples; targets are excluded unless the objective keeps hits.
+    """Draw candidates for examples, with their included classes; targets are excluded unless the objective keeps hits.
 
     Args:
         head: has the sampler.
@@ -76,7 +76,8 @@ def draw_candidates(
         _attach_current(head)
     if head.sampler.device not in (None, examples.target.device):
         raise ValueError(f"`sampler` must be on {examples.target.device}, got {head.sampler.device}")
-    return head.sampler.draw(examples.target, exclude, hidden=examples.hidden.detach(), generator=generator)
+    hidden = examples.hidden.detach()
+    return draw_including(head.sampler, examples.target, examples.include, exclude, hidden=hidden, generator=generator)
 
 
 def _attach_current(head: LearningHead) -> None:
@@ -137,6 +138,8 @@ def observe(head: LearningHead, examples: Examples, candidates: Candidates, prob
         examples.valid,
         examples.exclude,
         None if examples.log_z is None else examples.log_z.detach(),
+        examples.include,
+        candidates.included,
     )
 
 
@@ -166,6 +169,8 @@ def show_sampler(
     valid: Tensor | None,
     exclude: Tensor | None,
     log_z: Tensor | None,
+    include: Tensor | None,
+    included: Tensor | None,
 ) -> None:
     """Show an outcome to the sampler of the head with this handle."""
     clock.add_(1)
@@ -174,8 +179,8 @@ def show_sampler(
         Block(i, kappa, None if len(sorting) == 0 else sorting)
         for i, kappa, sorting in zip(ids, log_kappa, order, strict=True)
     )
-    examples = Examples(hidden, target, valid, None, exclude, log_z, target.shape)
-    candidates = Candidates(blocks, excluded, None, head.num_classes)
+    examples = Examples(hidden, target, valid, None, exclude, log_z, target.shape, include)
+    candidates = Candidates(blocks, excluded, None, head.num_classes, included)
     observe(head, examples, candidates, lambda: probability)
 
 

@@ -301,8 +301,9 @@ class ClassHead(nn.Module):
         return closed_form_loss(form, draw) if has_closed_form(form, draw) else None
 
     def candidate_scores(self, hidden: Tensor, target: Tensor, candidates: Candidates) -> tuple[Tensor, Tensor]:
-        """Return scores of the targets [B] and of the candidates [B, ΣK], -inf where excluded."""
-        flat = torch.cat([block.ids.reshape(-1) for block in candidates.blocks])
+        """Return scores of the targets [B] and of the candidates [B, ΣK + I], -inf where excluded."""
+        blocks = candidates.parts(empty=target)
+        flat = torch.cat([block.ids.reshape(-1) for block in blocks])
         if self.update == "observed":
             target_rows, target_bias = self._lookup(target)
             with torch.no_grad():
@@ -318,11 +319,11 @@ class ClassHead(nn.Module):
             target_bias, bias = (None, None) if bias is None else bias.split(sizes)
         target_score = self._pair(hidden, target_rows, target_bias)
         hidden, rows = self._directions(hidden), self._directions(rows, scaled=False)
-        sizes = [block.ids.numel() for block in candidates.blocks]
+        sizes = [block.ids.numel() for block in blocks]
         biases = [None] * len(sizes) if bias is None else bias.split(sizes)
         scores = [
             linear_scores(hidden, part, part_bias, block)
-            for block, part, part_bias in zip(candidates.blocks, rows.split(sizes), biases, strict=True)
+            for block, part, part_bias in zip(blocks, rows.split(sizes), biases, strict=True)
         ]
         return target_score, exclude_hits(scores, candidates)
 

@@ -54,6 +54,7 @@ def sampled_loss(
     target: Tensor,
     *,
     weight: Tensor | None = None,
+    include: Tensor | None = None,
     exclude: Tensor | None = None,
     log_z: Tensor | None = None,
     ignore_index: int = IGNORE_INDEX,
@@ -66,7 +67,10 @@ def sampled_loss(
         hidden: [..., D], or whatever a scorer takes, [*target.shape, ...].
         target: ids [...].
         weight: the weight of each example [...]; the mean is divided by their sum.
-        exclude: ids [..., E], -1 pads: classes that must not count as negatives of that example.
+        include: ids [..., I], -1 pads: classes that are candidates of that example in every draw, each for itself
+            alone (κ = 1): hard negatives, the items of a session. A repeated class counts once, the target only if the
+            objective keeps hits.
+        exclude: ids [..., E], -1 pads: classes that must not count as negatives of that example, even if included.
         log_z: [...], the log normaliser of each example, for an objective that has one (NoiseContrastive).
         ignore_index: the target of examples that are left out of the loss.
         reduction: "mean", "sum" or "none".
@@ -82,6 +86,7 @@ def sampled_loss(
         target,
         self.num_classes,
         weight=weight,
+        include=include,
         exclude=exclude,
         log_z=log_z,
         ignore_index=ignore_index,
@@ -102,7 +107,8 @@ def exact_loss(
 ) -> Tensor:
     """Return the exact cross entropy over all classes not excluded, computed in chunks of classes; it is never below 0.
 
-    The gradients of a table of class vectors are dense. Arguments are those of the sampled loss.
+    The gradients of a table of class vectors are dense. Arguments are those of the sampled loss, but for `include`:
+    every class is included.
     """
     self.check_hidden(hidden)
     examples = flatten_examples(
@@ -125,6 +131,7 @@ def approximate_log_likelihood(
     hidden: Tensor,
     target: Tensor,
     *,
+    include: Tensor | None = None,
     exclude: Tensor | None = None,
     generator: torch.Generator | None = None,
 ) -> Tensor:
@@ -133,7 +140,7 @@ def approximate_log_likelihood(
     On average it is a little too high. Without a generator it draws from torch's global one.
     """
     self.check_hidden(hidden)
-    examples = flatten_examples(hidden, target, self.num_classes, exclude=exclude)
+    examples = flatten_examples(hidden, target, self.num_classes, include=include, exclude=exclude)
     likelihood = Likelihood()
     with torch.no_grad():
         candidates = draw_candidates(self, examples, likelihood, generator)
@@ -202,6 +209,8 @@ def _eager(head: SampledHead, examples: Examples, candidates: Candidates) -> tup
 
 
 def _root_mean_square(slot_weights: Tensor, candidates: Candidates) -> Tensor:
-    """Return the root mean square over some of the examples of u/Z̃ [K], from κ u/Z̃ [B, K]."""
-    some = slot_weights[:: -(-len(slot_weights) // OBSERVED_EXAMPLES)]
-    return some.square().mean(0).sqrt_() * (-candidates.blocks[0].log_kappa[0]).exp()
+    """Return the root mean square over some of the examples of u/Z̃ [K], from κ u/Z̃ [B, K + I]."""
+    log_kappa = candidates.blocks[0].log_kappa[0]
+    # Slots of included classes, which follow, are not shared.
+    some = slot_weights[:: -(-len(slot_weights) // OBSERVED_EXAMPLES), : len(log_kappa)]
+    return some.square().mean(0).sqrt_() * (-log_kappa).exp()

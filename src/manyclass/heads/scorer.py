@@ -95,9 +95,10 @@ class ScorerHead(nn.Module):
         return exact_topk(self, hidden, k, exclude)
 
     def candidate_scores(self, hidden: Tensor, target: Tensor, candidates: Candidates) -> tuple[Tensor, Tensor]:
-        """Return scores of the targets [B] and of the candidates [B, ΣK], -inf where excluded."""
+        """Return scores of the targets [B] and of the candidates [B, ΣK + I], -inf where excluded."""
         scores = [
-            block.ungroup(self._score(block.group(hidden), block.ids), len(hidden)) for block in candidates.blocks
+            block.ungroup(self._score(block.group(hidden), block.ids), len(hidden))
+            for block in candidates.parts(empty=target)
         ]
         return self._own(hidden, target.unsqueeze(1)).squeeze(1), exclude_hits(scores, candidates)
 

@@ -31,7 +31,8 @@ def has_closed_form(form: Form, draw: LinearDraw) -> bool:
     blocks, dtype = draw.candidates.blocks, draw.hidden.dtype
     tables = [draw.weight] if draw.bias is None else [draw.weight, draw.bias]
     return (
-        len(blocks) == 1
+        draw.candidates.included is None
+        and len(blocks) == 1
         and blocks[0].ids.shape[0] == 1
         and dtype in _DTYPES
         and all(table.dtype == dtype and table.is_contiguous() for table in tables)

@@ -5,6 +5,7 @@ from manyclass.samplers._sampler import Observation as Observation
 from manyclass.samplers._sampler import Sampler as Sampler
 from manyclass.samplers._sampler import SubsetSampler as SubsetSampler
 from manyclass.samplers._sampler import check_life_cycle as check_life_cycle
+from manyclass.samplers._sampler import draw_including as draw_including
 from manyclass.samplers._sampler import no_learning as no_learning
 from manyclass.samplers._sampler import no_schedule as no_schedule
 from manyclass.samplers._sampler import no_vectors as no_vectors

@@ -1,14 +1,15 @@
 """The protocol of samplers, and the functions they share."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, Self, runtime_checkable
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from manyclass import _check
-from manyclass.candidates import Candidates
+from manyclass.candidates import Candidates, contained
 
 
 @dataclass(frozen=True)
@@ -77,16 +78,28 @@ class Sampler(Protocol):
         target: Tensor,
         *,
         hidden: Tensor | None = None,
+        include: Tensor | None = None,
         exclude: Tensor | None = None,
         generator: torch.Generator | None = None,
     ) -> Candidates:
-        """Draw for targets [B]; `exclude` [B, E] (-1 pads) holds classes that are not candidates for an example."""
+        """Draw for targets [B].
+
+        Args:
+            target: ids [B].
+            hidden: [B, D], for samplers that depend on it.
+            include: ids [B, I], -1 pads: classes that an example sums explicitly, with κ = 1.
+            exclude: ids [B, E], -1 pads: classes that are not candidates for an example, not even if included.
+            generator: for the draw.
+        """
         ...
 
     def draw(
         self, target: Tensor, exclude: Tensor, *, hidden: Tensor | None, generator: torch.Generator | None
     ) -> Candidates:
-        """Draw for checked arguments: int64 [B] and [B, E], all in range."""
+        """Draw for checked arguments: int64 [B] and [B, E], all in range.
+
+        Classes that it returns as `included` must not be among those an example excludes.
+        """
         ...
 
     def observe(self, observation: Observation) -> None:
@@ -141,11 +154,45 @@ def checked_draw(
     target: Tensor,
     *,
     hidden: Tensor | None = None,
+    include: Tensor | None = None,
     exclude: Tensor | None = None,
     generator: torch.Generator | None = None,
 ) -> Candidates:
     """Check the arguments, then draw: the `forward` of every sampler."""
-    return self.draw(*check_call(self, target, exclude), hidden=hidden, generator=generator)
+    target, include, exclude = check_call(self, target, include, exclude)
+    return draw_including(self, target, include, exclude, hidden=hidden, generator=generator)
+
+
+def draw_including(
+    sampler: Sampler,
+    target: Tensor,
+    include: Tensor | None,
+    exclude: Tensor,
+    *,
+    hidden: Tensor | None,
+    generator: torch.Generator | None,
+) -> Candidates:
+    """Draw for checked arguments, and append the classes that each example includes.
+
+    The sampler excludes them from its draw, so that its promise holds for the rest, and each counts once with κ = 1.
+    """
+    if include is None or include.shape[1] == 0:
+        return sampler.draw(target, exclude, hidden=hidden, generator=generator)
+    ascending = include.sort(1).values
+    repeated = F.pad(ascending[:, 1:] == ascending[:, :-1], (1, 0))
+    kept = ascending.masked_fill(repeated | contained(ascending, exclude), -1)
+    drawn = sampler.draw(target, torch.cat([exclude, kept], 1), hidden=hidden, generator=generator)
+    of_draw = drawn.target_log_kappa
+
+    def target_log_kappa() -> Tensor:
+        assert of_draw is not None
+        return of_draw().masked_fill((kept == target.unsqueeze(1)).any(1), 0.0)
+
+    return replace(
+        drawn,
+        included=kept if drawn.included is None else torch.cat([drawn.included, kept], 1),
+        target_log_kappa=None if of_draw is None else target_log_kappa,
+    )
 
 
 def no_vectors(self: Sampler, weight: Tensor, bias: Tensor | None = None) -> None:
@@ -169,8 +216,10 @@ def check_life_cycle(sampler: Sampler) -> None:
             )
 
 
-def check_call(sampler: Sampler, target: Tensor, exclude: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return targets as int64 [B] and exclusions as int64 [B, E], checked."""
+def check_call(
+    sampler: Sampler, target: Tensor, include: Tensor | None, exclude: Tensor | None
+) -> tuple[Tensor, Tensor | None, Tensor]:
+    """Return targets as int64 [B], inclusions as int64 [B, I] or None, and exclusions as int64 [B, E], checked."""
     num_classes, device = sampler.num_classes, sampler.device
     target = _check.ids("target", target, num_classes)
     batch = target.shape[0] if target.dim() == 1 else 0
@@ -178,13 +227,11 @@ def check_call(sampler: Sampler, target: Tensor, exclude: Tensor | None) -> tupl
         raise ValueError(f"`target` must be a vector of at least one class, got shape {list(target.shape)}")
     if device is not None:
         _check.device("target", target, device)
+    if include is not None:
+        include = _check.ids_by_example("include", include, num_classes, target)
     if exclude is None:
-        return target, target.new_empty(batch, 0)
-    exclude = _check.ids("exclude", exclude, num_classes, pads=True)
-    if exclude.dim() != 2 or exclude.shape[0] != batch:
-        raise ValueError(f"`exclude` must have shape [{batch}, E], got {list(exclude.shape)}")
-    _check.device("exclude", exclude, target.device)
-    return target, exclude
+        return target, include, target.new_empty(batch, 0)
+    return target, include, _check.ids_by_example("exclude", exclude, num_classes, target)
 
 
 def check_vectors(weight: Tensor, bias: Tensor | None, num_classes: int) -> None:
