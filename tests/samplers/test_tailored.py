@@ -60,19 +60,21 @@ def check_unbiased(sampler, hidden):
     torch.testing.assert_close(sums(sampler, hidden, g), kept @ g, rtol=1e-8, atol=1e-8)
 
 
+@pytest.mark.parametrize("nearest", [0, 2, C])
 @pytest.mark.parametrize("mix", [0.02, 1.0])
 @pytest.mark.parametrize("group_size", [None, 1, 2, 3])
 @pytest.mark.parametrize("k", [1, 3, C])
-def test_sums_over_all_outcomes_are_unbiased(k, group_size, mix):
-    sampler = Tailored(COUNTS, k, group_size=group_size, mix=mix)
+def test_sums_over_all_outcomes_are_unbiased(k, group_size, mix, nearest):
+    sampler = Tailored(COUNTS, k, group_size=group_size, mix=mix, nearest=nearest)
     _, hidden = model(sampler)
     check_unbiased(sampler, hidden)
     check_unbiased(sampler, None)
 
 
+@pytest.mark.parametrize("nearest", [0, 3])
 @pytest.mark.parametrize("explicit", ["batch", torch.tensor([4, 6])])
-def test_sums_are_unbiased_beside_an_explicit_set(explicit):
-    sampler = WithExplicit(Tailored(COUNTS, 2, group_size=3), explicit)
+def test_sums_are_unbiased_beside_an_explicit_set(explicit, nearest):
+    sampler = WithExplicit(Tailored(COUNTS, 2, group_size=3, nearest=nearest), explicit)
     _, hidden = model(sampler)
     check_unbiased(sampler, hidden)
 
@@ -101,12 +103,42 @@ def test_the_weights_are_the_largest_probability_in_the_group_and_a_share_of_the
         torch.testing.assert_close(weight[group], expected, rtol=1e-5, atol=1e-6)
 
 
-def test_a_scan_in_parts_gives_the_same_weights(monkeypatch):
-    sampler = Tailored(COUNTS, 3)
+@pytest.mark.parametrize("nearest", [0, 2, 5])
+def test_a_scan_in_parts_gives_the_same_weights_and_nearest_classes(monkeypatch, nearest):
+    sampler = Tailored(COUNTS, 3, nearest=nearest).without(torch.tensor([2]))
     _, hidden = model(sampler)
-    whole = sampler.proposal(hidden, 1)[0]
+    weight, ids = sampler.proposal(hidden, 1)
     monkeypatch.setattr("manyclass.samplers._scan.MAX_SCORES", 3 * B)
-    torch.testing.assert_close(sampler.proposal(hidden, 1)[0], whole, rtol=1e-5, atol=1e-7)
+    parts = sampler.proposal(hidden, 1)
+    torch.testing.assert_close(parts[0], weight, rtol=1e-5, atol=1e-7)
+    assert torch.equal(parts[1], ids) if nearest else parts[1] is None
+
+
+@pytest.mark.parametrize("group_size", [None, 3])
+def test_the_nearest_classes_of_each_example_are_explicit_and_left_to_no_draw(group_size):
+    sampler = Tailored(COUNTS, 3, group_size=group_size, nearest=3, mix=0.1)
+    vectors, hidden = model(sampler)
+    scores = hidden @ vectors.T + sampler.schedule.vectors[1]
+    top = scores.topk(3).indices
+    candidates = sampler(TARGET, hidden=hidden, exclude=EXCLUDE)
+    excluded = (top.unsqueeze(2) == EXCLUDE.unsqueeze(1)).any(2)
+    assert excluded.any()
+    assert torch.equal(candidates.included, top.masked_fill(excluded, -1))
+    # An example that sums a class itself does not ask for it.
+    size = group_size or B
+    weight, _ = sampler.proposal(hidden, -(-B // size))
+    for found, log_p, own in zip(weight, scores.double().log_softmax(1).split(size), top.split(size), strict=True):
+        largest = log_p.exp().scatter(1, own, 0.0).amax(0)
+        expected = 0.9 * largest / largest.sum() + 0.1 * COUNTS / COUNTS.sum()
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_there_are_fewer_nearest_classes_if_fewer_are_drawn():
+    sampler = Tailored(COUNTS, 3, nearest=C - 1).without(torch.tensor([0, 4]))
+    _, hidden = model(sampler)
+    included = sampler(TARGET, hidden=hidden).included
+    assert (included[:, -1] == -1).all()
+    assert not torch.isin(included, torch.tensor([0, 4])).any()
 
 
 @pytest.mark.parametrize("k", [1, 7, 100, 999])

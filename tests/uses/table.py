@@ -27,6 +27,7 @@ REBUILT = {
     "learned, heaviest first, rebuilt": lambda w: Learned(w, K, every=EVERY, order="frequency"),
     "learned from counts": lambda w: Learned(ClassCounts(w), K, every=EVERY, order="cluster"),
     "clustered, rebuilt": lambda w: Clustered(w, K, group_size=4, every=EVERY),
+    "tailored, nearest explicit": lambda w: Tailored(w, K, group_size=4, nearest=2, every=EVERY),
     "tailored, rebuilt": lambda w: Tailored(w, K, group_size=4, rank=3, every=EVERY),
     "budget, rebuilt": lambda w: Budget(Learned(w, K, every=EVERY, order="cluster"), 0.1, every=2, least=8),
     "learned and minibatch explicit": lambda w: WithExplicit(Learned(w, K, every=EVERY), "batch"),

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from manyclass import _check, _ranks
 from manyclass._context import isolated
 from manyclass._plain_state import load_state, move_state, save_state, saved_vector
-from manyclass.candidates import Block, Candidates
+from manyclass.candidates import Block, Candidates, contained
 from manyclass.counts import ClassCounts
 from manyclass.samplers._rebuild import BackgroundRebuild
 from manyclass.samplers._sampler import Observation, check_group_size, check_vectors, checked_draw, num_groups
@@ -167,36 +167,49 @@ class Tailored(nn.Module):
         self.source.check_every_class_drawn()
         groups = num_groups(target, self.group_size)
         with torch.no_grad(), torch.autocast(self.device.type, enabled=False):
-            weight, _ = self.proposal(hidden, groups)
+            weight, nearest = self.proposal(hidden, groups)
             pi = self.teeth.inclusion(weight)
             block = Block(*self.teeth.draw(pi, generator))
+        included = None if nearest is None else nearest.masked_fill(contained(nearest, exclude), -1)
 
         def target_log_kappa() -> Tensor:
             group = block.spread(torch.arange(groups, device=target.device).unsqueeze(1), len(target)).squeeze(1)
-            return -pi[group, target].log()
+            log_kappa = -pi[group, target].log()
+            if included is None:
+                return log_kappa
+            return log_kappa.masked_fill((included == target.unsqueeze(1)).any(1), 0.0)
 
-        return Candidates((block,), exclude, target_log_kappa, self.num_classes)
+        excluded = exclude if included is None else torch.cat([exclude, included], 1)
+        return Candidates((block,), excluded, target_log_kappa, self.num_classes, included)
 
     def proposal(self, hidden: Tensor | None, groups: int) -> tuple[Tensor, Tensor | None]:
         """Return the weights w, float64 [G, C], and the nearest classes, int64 [B, nearest]; None: there are none."""
         vectors = self._vectors()
-        if hidden is None or not vectors:
+        if hidden is None or vectors is None:
             return self.frequency.expand(groups, -1), None
-        weight, *bias = (x.detach() for x in vectors)
+        weight, bias = vectors
         dtype = scan_dtype(weight.device)
         rows, query = self.sketch.project(weight, dtype), self.sketch.project(hidden.detach(), dtype)
         size = -(-len(hidden) // groups)
-        parts = [likelihood_of_classes(part, rows, bias[0] if bias else None, 0) for part in query.split(size)]
-        likelihood = torch.stack([log_p for log_p, _ in parts]).double().exp_()
+        parts = [likelihood_of_classes(part, rows, bias, self.nearest) for part in query.split(size)]
         # NaN in hidden or class vectors is for the loss to report: such a group draws by frequency.
-        likelihood = likelihood.nan_to_num_(nan=0.0, posinf=0.0).masked_fill_(self.weights == 0, 0.0)
+        likelihood = torch.stack([log_p for log_p, _ in parts]).double().exp_().nan_to_num_(nan=0.0, posinf=0.0)
         total = likelihood.sum(1, keepdim=True)
         likelihood.mul_((1 - self.mix) / torch.where(total > 0, total, 1.0))
-        return likelihood.add_(self.frequency, alpha=self.mix), None
+        nearest = torch.cat([ids for _, ids in parts]) if self.nearest else None
+        return likelihood.add_(self.frequency, alpha=self.mix), nearest
 
-    def _vectors(self) -> tuple[Tensor, ...]:
+    def _vectors(self) -> tuple[Tensor, Tensor | None] | None:
+        """Return class vectors and biases, -inf for the classes that are left out; None if there are none."""
         # A compiled graph cannot ask whether a tensor has values.
-        return self.schedule.attached if torch.compiler.is_compiling() else self.schedule.vectors
+        vectors = self.schedule.attached if torch.compiler.is_compiling() else self.schedule.vectors
+        if len(vectors) == 0:
+            return None
+        weight, bias = vectors[0].detach(), vectors[1].detach() if len(vectors) > 1 else None
+        if self._num_drawn < self.num_classes:
+            bias = torch.zeros_like(self.weights, dtype=torch.float32) if bias is None else bias.float()
+            bias = bias.masked_fill(self.weights == 0, -math.inf)
+        return weight, bias
 
     def without(self, ids: Tensor) -> "Tailored":
         """Return the same design over all classes but these, which are summed elsewhere."""
