@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from manyclass import ClassCounts, ClassHead, HierarchicalHead, ScorerHead
+from manyclass.heads._learning import _attach_current
 from manyclass.objectives import NoiseContrastive
 from manyclass.samplers import Budget, Clustered, Importance, Learned, Systematic, Tailored, WithExplicit
 from tests import tables
@@ -122,12 +123,19 @@ def head_of(cell, *, seed=0, sampler=None):
     return make(sampler_of(cell) if sampler is None else sampler)
 
 
+def reads_vectors(cell):
+    """Return True if draws depend on the present class vectors, not only on the state of the sampler."""
+    return cell[0] == "class" and "tailored" in cell[1]
+
+
 def draw(head, seed=0):
     """Return ids and log κ of a draw; of a head without a sampler, its log-probabilities."""
     if not hasattr(head, "sampler"):
         dtype = next(head.parameters()).dtype
         return (head.log_prob(HIDDEN.to(dtype), torch.arange(C, device="cpu")).detach(),)
     generator = torch.Generator("cpu").manual_seed(seed)
+    # As before each draw of the head: torch may have replaced them.
+    _attach_current(head)
     candidates = head.sampler(TARGET, hidden=HIDDEN, exclude=TARGET.unsqueeze(1), generator=generator)
     return candidates.ids(), candidates.log_kappa()
 

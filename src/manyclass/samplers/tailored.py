@@ -152,7 +152,8 @@ class Tailored(nn.Module):
         if not due or not self.schedule.is_attached:
             return
         hidden = observation.hidden.float()
-        batch = hidden.T @ hidden
+        with torch.autocast(self.device.type, enabled=False):
+            batch = hidden.T @ hidden
         moments = [moment / moment.trace() for (moment,) in _ranks.from_ranks(batch)]
         new = self.moment * (1 - FORGOTTEN_SHARE) + sum(moments)
         # A batch that overflows, or is 0, teaches nothing.
