@@ -99,15 +99,15 @@ def choice(name: str, value: object, allowed: Sequence[str]) -> None:
 
 
 def draws(k: object, rmse_log_z: float | None = None) -> None:
-    """Raise unless k is None, an int above 0 or "auto", and `rmse_log_z` comes only with "auto"."""
+    """Raise unless k is None, an int above 0 or "auto", and `rmse_log_z` comes without an int."""
     if isinstance(k, str):
         choice("k", k, ("auto",))
     elif k is not None:
         integer("k", k, 1)
     if rmse_log_z is not None:
         number("rmse_log_z", rmse_log_z, low=0, strict=True)
-        if k != "auto":
-            raise ValueError(f"`rmse_log_z` must come with `k` 'auto', got {rmse_log_z:g} with k = {k}")
+        if isinstance(k, int):
+            raise ValueError(f"`rmse_log_z` must come without `k`, or with `k` 'auto', got {rmse_log_z:g} with k = {k}")
 
 
 def shape(name: str, value: Tensor, expected: tuple[int, ...]) -> None:

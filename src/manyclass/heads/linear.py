@@ -42,10 +42,11 @@ class ClassHead(nn.Module):
         num_classes: C.
         counts: the count of each class. The bias starts at the log frequency, and the default sampler uses it. None:
             those of `sampler`, if it has any.
-        sampler: chooses the classes that a step scores. Default: `Learned` from the counts, or from equal ones; all
-            classes if there are at most k.
-        k: classes that the default sampler draws, 1024 by default; "auto": as many as `rmse_log_z` needs.
-        rmse_log_z: the error of log Z̃ that "auto" keeps to (`Budget`). Default: 0.1.
+        sampler: chooses the classes that a step scores. Default: `Automatic`, which decides in training, by time and
+            error, whether to score all classes, draw some from the counts, or draw for each batch; all classes if
+            there are at most 1,024, or at most k.
+        k: draw this number of classes with `Learned` instead. None or "auto": as the default sampler decides.
+        rmse_log_z: the error of log Z̃ that the default sampler keeps below. Default: 0.15 nats.
         objective: the training objective. Default: `Likelihood`.
         bias: whether classes have a bias.
         similarity: "dot", or "cosine": s(c) = scale · cos(w_c, hidden) + b_c.

@@ -11,6 +11,8 @@ from manyclass.samplers._sampler import draw_including as draw_including
 from manyclass.samplers._sampler import no_learning as no_learning
 from manyclass.samplers._sampler import no_schedule as no_schedule
 from manyclass.samplers._sampler import no_vectors as no_vectors
+from manyclass.samplers.automatic import Automatic as Automatic
+from manyclass.samplers.automatic import Costs as Costs
 from manyclass.samplers.bernoulli import Bernoulli as Bernoulli
 from manyclass.samplers.budget import Budget as Budget
 from manyclass.samplers.clustered import Clustered as Clustered
@@ -22,5 +24,5 @@ from manyclass.samplers.explicit import WithExplicit as WithExplicit
 from manyclass.samplers.importance import Importance as Importance
 from manyclass.samplers.in_batch import InBatch as InBatch
 from manyclass.samplers.learned import Learned as Learned
-from manyclass.samplers.nearest import Nearest as Nearest
 from manyclass.samplers.systematic import Systematic as Systematic
+from manyclass.samplers.tailored import Tailored as Tailored

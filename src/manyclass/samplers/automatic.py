@@ -153,10 +153,8 @@ class Automatic(nn.Module):
 
     def observe(self, observation: Observation) -> None:
         """Let the designs learn, measure their times in the first step, and look at the pooled error."""
-        if self.design == SHARED:
-            self.shared.observe(observation)
-        # It learns from the hidden vectors alone, so it is ready when it is needed.
-        self.tailored.observe(observation)
+        if self.live.learns:
+            self.live.observe(observation)
         if math.isnan(self.costs.exact):
             self._measure(observation)
             if self.costs.exact <= self.costs.shared:
@@ -219,6 +217,10 @@ class Automatic(nn.Module):
     def _try(self, design: str, observation: Observation) -> float:
         """Return the error that a design, which is not the present one, would have in this step."""
         sampler: Learned | Tailored = getattr(self, design)
+        if design == TAILORED:
+            # A sketch of the present hidden vectors, as it would be if this were the present design.
+            sampler.observe(observation)
+            sampler.refresh()
         if math.isnan(getattr(self.costs, design)):
             seconds = self._seconds(design, observation) + self.costs.per_class * (defaults.K - sampler.k)
             self.costs = _replace(self.costs, design, seconds)
@@ -241,7 +243,8 @@ class Automatic(nn.Module):
         seconds = _ranks.mean_over_ranks(seconds, observation.hidden.device)
         if math.isnan(seconds):
             # Without a clock: classes scored, and an eighth of a score for each class that a sketch scans.
-            return {EXACT: self.num_classes, SHARED: self._k(SHARED), TAILORED: self.k + self.num_classes / 8}[design]
+            scanned = self.num_classes / 8 if design == TAILORED else 0
+            return float(self._k(design) + scanned)
         return seconds
 
     def _take(self, design: str, k: int, reason: str) -> None:
