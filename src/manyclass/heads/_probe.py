@@ -1,7 +1,6 @@
 """Measurements on a training step of a head: the error of log Z̃, and the time that a draw takes."""
 
 import math
-import statistics
 import time
 import warnings
 from collections.abc import Callable
@@ -22,7 +21,7 @@ from manyclass.heads.examples import Examples
 from manyclass.objectives import Objective
 from manyclass.samplers import PROBE_EXAMPLES, ErrorProbe, affordable_interval
 
-TIMED_RUNS = 3  # after one that warms caches up
+TIMED_RUNS = 3  # after one that fills caches
 
 
 class ProbedHead(ChunkedHead, Protocol):
@@ -102,7 +101,7 @@ def losses_over(head: ProbedHead, examples: Examples, candidates: Candidates) ->
 
 
 def step_seconds(head: ProbedHead, examples: Examples, draw: Callable[[], Candidates]) -> float:
-    """Return the median time of a draw, the losses over it and their gradients; NaN if the head is sharded."""
+    """Return the least time of a draw, the losses over it and their gradients; NaN if the head is sharded."""
     tables = [table for table in head.class_vectors if table is not None]
     if any(is_sharded(table) for table in tables):
         return math.nan
@@ -119,7 +118,8 @@ def step_seconds(head: ProbedHead, examples: Examples, draw: Callable[[], Candid
 
     def timed() -> float:
         with torch.enable_grad():
-            return statistics.median([run() for _ in range(1 + TIMED_RUNS)][1:])
+            # The least, since other programs can only make a run longer.
+            return min(run() for _ in range(1 + TIMED_RUNS))
 
     if device.type == "cuda":
         torch.cuda.synchronize(device)
