@@ -97,7 +97,7 @@ def contained(ids: Tensor, others: Tensor) -> Tensor:
     found = ascending.gather(1, place.clamp(max=k - 1)) == others
     # Ids that are not found mark an extra last column; both copies of a repeated class use its first position.
     hit = torch.zeros(groups, size, k + 1, dtype=torch.bool, device=ids.device)
-    hit.scatter_(2, torch.where(found, place, k).reshape(groups, size, number), True)
+    hit = hit.scatter(2, torch.where(found, place, k).reshape(groups, size, number), True)
     first = torch.searchsorted(ascending, ids.contiguous())
     return hit.gather(2, first.unsqueeze(1).expand(groups, size, k))
 
