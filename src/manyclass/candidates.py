@@ -93,12 +93,16 @@ class Candidates:
             exclusion, on the scale of the slots' log κ. It is a function because few objectives use it and it is a
             large part of the cost of a draw. None if the sampler does not know it.
         num_classes: C.
+        is_exhaustive: whether the one block holds every class in order, with κ = 1.
+        way: the way to the exact loss of an exhaustive draw, see `kernels.exact_cross_entropy`; None: its default.
     """
 
     blocks: tuple[Block, ...]
     excluded: Tensor
     target_log_kappa: Callable[[], Tensor] | None
     num_classes: int
+    is_exhaustive: bool = False
+    way: str | None = None
 
     @property
     def batch(self) -> int:
