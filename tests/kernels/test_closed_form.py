@@ -1,6 +1,7 @@
 """The closed form gives the losses and gradients of autograd through the objective."""
 
 import dataclasses
+import functools
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ import torch
 from manyclass import Block, Candidates, ClassHead
 from manyclass.forms import LogSumExp, PairSum, Similarity
 from manyclass.heads import linear
-from manyclass.kernels import LinearDraw, closed_form_loss, eager_loss, has_closed_form
+from manyclass.kernels import LinearDraw, closed_form_loss, eager_loss, exact_cross_entropy, has_closed_form
 from manyclass.kernels.cpu import build
 from manyclass.objectives import Likelihood
 from manyclass.samplers import WithExplicit
@@ -50,9 +51,11 @@ def agree(ours, theirs, tolerance=1e-12):
 
 @pytest.fixture
 def counted(monkeypatch):
-    """Count calls of the closed form: a test that falls back to autograd would test nothing."""
+    """Count calls of the closed forms: a test that falls back to autograd would test nothing."""
     calls = []
-    monkeypatch.setattr(linear, "closed_form_loss", lambda *a, **o: calls.append(1) or closed_form_loss(*a, **o))
+    for call in (closed_form_loss, exact_cross_entropy):
+        counting = functools.partial(lambda call, *a, **o: calls.append(1) or call(*a, **o), call)
+        monkeypatch.setattr(linear, call.__name__, counting)
     return calls
 
 

@@ -75,6 +75,24 @@ def gathered(table: Tensor) -> Tensor:
     return table.full_tensor(grad_placements=[Partial("avg")] * table.device_mesh.ndim)
 
 
+def with_sparse_gradient(table: Tensor) -> Tensor:
+    """Return the table; its gradient, which has a value in every row, becomes row-sparse with these values."""
+    rows: Tensor = _AllRows.apply(table)  # type: ignore[no-untyped-call]
+    return rows
+
+
+class _AllRows(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: object, table: Tensor) -> Tensor:
+        return table.view_as(table)
+
+    @staticmethod
+    def backward(ctx: object, gradient: Tensor) -> Tensor:
+        # New ids for each gradient: autograd copies a gradient that shares its ids with others.
+        ids = torch.arange(gradient.shape[0], device=gradient.device).unsqueeze(0)
+        return torch.sparse_coo_tensor(ids, gradient, gradient.shape, check_invariants=False, is_coalesced=True)
+
+
 def replace_target_rows(ids: Tensor, target: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
     """Return a function that replaces rows of ids [N] by those of targets [B] if the class is a target.
 

@@ -80,6 +80,9 @@ class ScorerHead(nn.Module):
     def fused_loss(self, examples: Examples, candidates: Candidates) -> None:
         """Return None: there are no kernels for a scorer."""
 
+    def exact_losses(self, examples: Examples) -> None:
+        """Return None: there are no kernels for a scorer."""
+
     def scores(self, hidden: Tensor, ids: Tensor) -> Tensor:
         """Return scores [B, K] of hidden [B, ...] for ids [B, K], or for ids [K] that all examples share."""
         ids = _check.ids("ids", ids, self.num_classes)
