@@ -14,6 +14,7 @@ from manyclass.cli.options import (
     SectionedCommand,
     apply,
     as_user_error,
+    at_option,
     check_device,
     kept,
     kept_option,
@@ -75,7 +76,9 @@ _SETTINGS = (
 _EVALUATED_HELP = "Held-out examples per evaluation, default: 20000; the last evaluation uses all."
 _PROBE_HELP = "Steps between probes of the error of log Z̃, default: 200; 0: no probes."
 _EVALUATE_HELP = "Steps between evaluations; default: an epoch."
+_AT_DEFAULT = "10; 5 for rows; 1,3,10 for triples. The best model of sequences is that of the best NDCG at the first"
 _SCHEDULE = (
+    at_option("settings", _AT_DEFAULT),
     kept_option("schedule", "--evaluate-every", type=click.IntRange(min=1), help=_EVALUATE_HELP),
     kept_option("schedule", "--evaluated", type=click.IntRange(min=1), help=_EVALUATED_HELP),
     kept_option("schedule", "--probe-every", type=click.IntRange(min=0), help=_PROBE_HELP),

@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sized
 from contextlib import contextmanager
 
 from rich.console import Console
@@ -55,6 +55,18 @@ def reading() -> Callable[[int, int], None]:
             print(f"\rreading {done / max(total, 1):4.0%}{end}", end="", file=sys.stderr, flush=True)
 
     return show
+
+
+def evaluating(batches: Iterable[object]) -> Iterator[object]:
+    """Yield batches; on a terminal, show their share so far if the evaluation takes over a second."""
+    started, shown = time.monotonic(), False
+    for done, batch in enumerate(batches):
+        if sys.stderr.isatty() and isinstance(batches, Sized) and time.monotonic() - started > 1:
+            print(f"\revaluating {done / len(batches):4.0%}", end="", file=sys.stderr, flush=True)
+            shown = True
+        yield batch
+    if shown:
+        print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 
 class _Lines:

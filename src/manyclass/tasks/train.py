@@ -10,7 +10,7 @@ import torch
 from manyclass import _check
 from manyclass.errors import UserError
 from manyclass.tasks.measure import Measured, measure
-from manyclass.tasks.metrics import rank_metrics
+from manyclass.tasks.metrics import best_by, metric_names, rank_metrics
 from manyclass.tasks.model import Model
 from manyclass.tasks.optimizers import make_optimizers, make_schedulers
 from manyclass.tasks.restore import Run, restore
@@ -101,7 +101,7 @@ def train(
     Raises:
         UserError: the model cannot be built, a checkpoint is refused, or the training diverged.
     """
-    log = CSVLog(folder / "log.csv", metrics=data.spec.task.metrics)
+    log = CSVLog(folder / "log.csv", metrics=metric_names(data.spec))
     run, checkpoints = _assemble(data, folder, options, log)
     if resume is not None:
         restore(run, checkpoints.resume(resume), folder / f"{resume}.safetensors")
@@ -131,7 +131,7 @@ def train(
 
 def _assemble(data: TrainingData, folder: Path, options: RunOptions, log: CSVLog) -> tuple[Run, Checkpoints]:
     """Build the model and everything that trains it."""
-    task, settings = data.spec.task, data.spec.settings
+    settings, by = data.spec.settings, best_by(data.spec)
     torch.manual_seed(settings.seed)
     model = _build_model(data.spec, options.device or "cpu")
     optimizers = make_optimizers(model)
@@ -146,7 +146,7 @@ def _assemble(data: TrainingData, folder: Path, options: RunOptions, log: CSVLog
             "training": training.state_dict(),
         }
 
-    checkpoints = Checkpoints(folder, state, model=model.content, every=options.checkpoint_every, by=task.best_by)
+    checkpoints = Checkpoints(folder, state, model=model.content, every=options.checkpoint_every, by=by)
     penalty = data.penalty
     training = Training(
         model.head,
@@ -160,8 +160,8 @@ def _assemble(data: TrainingData, folder: Path, options: RunOptions, log: CSVLog
             data.held_out(options.evaluated),
             every=options.evaluate_every,
             seconds=options.evaluate_seconds,
-            metrics=rank_metrics(model.head, task.metrics),
-            by=task.best_by,
+            metrics=rank_metrics(model.head, metric_names(data.spec)),
+            by=by,
             patience=settings.patience,
         ),
         probe=Probe(every=options.probe_every) if options.probe_every else None,
