@@ -25,7 +25,7 @@ def print_measured(measured: Measured) -> None:
         table.add_row(*row)
     table.add_section()
     table.add_row(*rows[-1], style="bold")
-    if output.measure(table).maximum > output.width:
+    if output.measure(table, options=output.options.update(width=1 << 20)).maximum > output.width:
         table = Table()
         for name in (head[0], *(row[0] for row in rows)):
             table.add_column(name, justify="right", style="bold" if name == "all" else None)
