@@ -112,12 +112,25 @@ def test_no_number_is_cut_off(capsys, monkeypatch, columns, first):
         assert text in printed
 
 
-def test_a_long_evaluation_shows_its_progress_on_a_terminal(capsys, monkeypatch):
-    seconds = itertools.count()
-    monkeypatch.setattr("manyclass.cli.progress.time.monotonic", lambda: next(seconds))
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    assert list(evaluating([1, 2, 3])) == [1, 2, 3]
-    assert capsys.readouterr().err == "\revaluating  33%\revaluating  67%\r\x1b[K"
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: False)
-    assert list(evaluating([1, 2, 3])) == [1, 2, 3]
-    assert capsys.readouterr().err == ""
+@pytest.mark.parametrize(
+    ("terminal", "seconds", "shown"),
+    [
+        (True, 2, "\revaluating   0%\revaluating  33%\revaluating  67%\r\x1b[K"),
+        (True, 0.5, ""),
+        (False, 2, ""),
+        (False, 11, "evaluating   0%\nevaluating  33%\nevaluating  67%\n"),
+    ],
+)
+def test_a_long_evaluation_shows_its_progress(capsys, monkeypatch, terminal, seconds, shown):
+    times = itertools.count(0, seconds)
+    monkeypatch.setattr("manyclass.cli.progress.time.monotonic", lambda: next(times))
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
+    batches = [1, 2, 3] if shown else [1]
+    assert list(evaluating(batches)) == batches
+    assert capsys.readouterr().err == shown
+
+
+def test_the_last_evaluation_of_a_training_shows_its_progress(files, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("manyclass.cli.fit.evaluating", lambda batches: [*batches, *batches])
+    assert fit("sequences", files[0], tmp_path / "m", "--held-out", files[1], "--epochs", 1) == 0
+    assert "│       60 │" in capsys.readouterr().out

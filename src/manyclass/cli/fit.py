@@ -20,7 +20,7 @@ from manyclass.cli.options import (
     kept_option,
     source_options,
 )
-from manyclass.cli.progress import reading
+from manyclass.cli.progress import evaluating, reading
 from manyclass.cli.tables import print_measured
 from manyclass.errors import DiskFullError, UserError
 from manyclass.registry import OBJECTIVES, OPTIMIZERS, SAMPLERS
@@ -168,6 +168,7 @@ def fit(
         checkpoint_every=checkpoint_every,
         device=device,
         progress=reading(),
+        watched=evaluating,
         callbacks=callbacks,
     )
     with _explained(out) as again:

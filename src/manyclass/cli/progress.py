@@ -58,12 +58,13 @@ def reading() -> Callable[[int, int], None]:
 
 
 def evaluating(batches: Iterable[object]) -> Iterator[object]:
-    """Yield batches; on a terminal, show their share so far if the evaluation takes over a second."""
-    started, shown = time.monotonic(), False
+    """Yield batches and show their share so far: after a second on a terminal, elsewhere a line every ten seconds."""
+    terminal, shown, last = sys.stderr.isatty(), False, time.monotonic()
     for done, batch in enumerate(batches):
-        if sys.stderr.isatty() and isinstance(batches, Sized) and time.monotonic() - started > 1:
-            print(f"\revaluating {done / len(batches):4.0%}", end="", file=sys.stderr, flush=True)
-            shown = True
+        if isinstance(batches, Sized) and (time.monotonic() - last > (1 if terminal else 10)):
+            begin, end = ("\r", "") if terminal else ("", "\n")
+            print(f"{begin}evaluating {done / len(batches):4.0%}", end=end, file=sys.stderr, flush=True)
+            last, shown = time.monotonic(), terminal
         yield batch
     if shown:
         print("\r\x1b[K", end="", file=sys.stderr, flush=True)

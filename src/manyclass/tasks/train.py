@@ -1,6 +1,6 @@
 """The training of a task in a folder that exists."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -33,6 +33,7 @@ class RunOptions:
         checkpoint_every: seconds between checkpoints.
         device: device of the model. None: the same as before when resuming, else the CPU.
         progress: called with the bytes read and their total, before the training.
+        watched: called with the batches of the last evaluation, returns them; to show its progress.
         callbacks: callbacks of the training.
 
     Raises:
@@ -47,6 +48,7 @@ class RunOptions:
     checkpoint_every: float = 60.0
     device: str | None = None
     progress: ReadProgress | None = None
+    watched: Callable[[Iterable[object]], Iterable[object]] = iter
     callbacks: Sequence[Callback] = ()
 
     def __post_init__(self) -> None:
@@ -126,7 +128,8 @@ def train(
     # The best parameters are loaded into the same model, because a second one may not fit into memory.
     if best.exists():
         run.model.load_parameters(load_checkpoint(folder, "best")[0])
-    return Fitted(run.model, history, measure(run.model, data.held_out(None)), data.summary)
+    measured = measure(run.model, options.watched(data.held_out(None)))
+    return Fitted(run.model, history, measured, data.summary)
 
 
 def _assemble(data: TrainingData, folder: Path, options: RunOptions, log: CSVLog) -> tuple[Run, Checkpoints]:
