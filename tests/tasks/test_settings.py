@@ -41,6 +41,12 @@ def test_settings_round_trip_through_json(settings):
     assert tasks.Settings.from_json(json.loads(json.dumps(settings.to_json()))) == settings
 
 
+def test_settings_are_shown_as_they_are_given():
+    assert tasks.Settings(epochs=3, hidden_layers=(), at=(10, 20), tied=False).shown() == (
+        "epochs 3, at 10,20, tied False, seed 0"
+    )
+
+
 def test_every_setting_was_tried():
     assert all(getattr(EVERY, field.name) is not None for field in fields(tasks.Settings))
 

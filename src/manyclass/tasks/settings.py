@@ -99,6 +99,12 @@ class Settings:
             missing.pop("epochs", None)
         return replace(self, **missing)
 
+    def shown(self) -> str:
+        """Return the settings that are given as text."""
+        given = {name: value for name, value in asdict(self).items() if value not in (None, ())}
+        several = {name: ",".join(map(str, value)) for name, value in given.items() if isinstance(value, tuple)}
+        return ", ".join(f"{name} {value}" for name, value in (given | several).items())
+
     def to_json(self) -> dict[str, Any]:
         """Return the settings as `json.dumps` takes them."""
         return asdict(self)
