@@ -29,11 +29,10 @@ def report_of(model: Model, history: History, measured: Measured, summary: Seque
         _frequency(measured),
         _time(history),
     ]
-    chosen = ", ".join(f"{name} {value}" for name, value in settings.to_json().items() if value not in (None, ()))
     notes = [
         f"manyclass {__version__}; {progress.step:,} steps, {progress.seconds:,.0f} s of training, stopped by "
         f"{history.stopped}.",
-        f"Settings: {chosen}.",
+        f"Settings: {settings.shown()}.",
         "The folder also has log.csv, best.safetensors (the model), and each figure as PNG and SVG.",
     ]
     return Report(f"A model of {model.spec.task.kind}", f"{'; '.join(summary)}.", sections, notes)
