@@ -41,7 +41,7 @@ def test_the_pooled_figure_is_the_error_of_the_training_steps(name):
     squares = []
     for _ in range(60):
         head(hidden, target).backward()
-        squares.append(head.probe.error ** 2)
+        squares.append(head.probe.error**2)
     truth = diagnose(head, hidden, target, draws=200).rmse_log_z
     # The squares of eight probes overlap; their mean is that of all probes but the first few.
     assert math.sqrt(sum(squares[7:]) / len(squares[7:])) == pytest.approx(truth, rel=0.25)

@@ -30,6 +30,7 @@ from manyclass.kernels import (
     directions,
     exact_cross_entropy,
     exclude_hits,
+    fastest_way,
     has_closed_form,
     linear_scores,
 )
@@ -322,6 +323,11 @@ class ClassHead(nn.Module):
     def exact_losses(self, examples: Examples) -> Tensor | None:
         """Return the losses [B] over all classes from a kernel; None in traced code, for which there is none."""
         return None if is_transformed() else self._cross_entropy(examples, None, sparse=False)
+
+    def fastest_exact(self, examples: Examples) -> tuple[str | None, float]:
+        """Return the fastest way to the exact loss of the examples, and the seconds of the loss and its gradients."""
+        hidden, weight = self._directions(examples.hidden), self._directions(self.weight, scaled=False)
+        return fastest_way(hidden, weight, target=examples.target, bias=self.bias, exclude=examples.exclude)
 
     def _cross_entropy(self, examples: Examples, way: str | None, *, sparse: bool) -> Tensor:
         weight, bias = self.whole_tables()

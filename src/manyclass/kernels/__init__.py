@@ -10,6 +10,7 @@ from manyclass.kernels.eager import eager_loss as eager_loss
 from manyclass.kernels.eager import exclude_hits as exclude_hits
 from manyclass.kernels.eager import linear_scores as linear_scores
 from manyclass.kernels.eager import mask_columns as mask_columns
+from manyclass.kernels.exact import EXACT_WAYS as EXACT_WAYS
 from manyclass.kernels.exact import available_ways as available_ways
 from manyclass.kernels.exact import default_way as default_way
 from manyclass.kernels.exact import exact_cross_entropy as exact_cross_entropy
