@@ -195,6 +195,8 @@ def fit(
             page = write_report(content, out).page
     # Outside of that block: an output that cannot be written is no fault of the folder.
     print_measured(fitted.measured)
+    if (error := tasks.error_summary(fitted.history)) is not None:
+        print(error)
     if page is not None:
         print(f"report  {page}")
     print(f"model   {out}")

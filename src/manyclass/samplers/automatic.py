@@ -193,6 +193,9 @@ class Automatic(nn.Module):
         cost, design, k, predicted = min(options)
         if cost >= self.costs.exact:
             cost, design, k, predicted = self.costs.exact, EXACT, self.num_classes, 0.0
+        if design == self.design and design != EXACT:
+            # A change by more than a factor of 2 would rest on the power law alone.
+            k = min(k, 2 * self.k)
         if (design, k) == (self.design, self.k):
             return
         measured = ", ".join(
@@ -207,13 +210,10 @@ class Automatic(nn.Module):
             yield self.num_classes, 0.0
             return
         k, most = self._k(design), self.num_classes // 2
-        ks = [defaults.K << i for i in range(most.bit_length()) if defaults.K << i <= most]
-        if design == self.design:
-            # A change of k by more than a factor of 2 would rest on the power law alone.
-            ks = [k, 2 * k] if is_high else [k // 2, k]
-        for other in ks:
-            if defaults.K <= other <= most:
-                yield other, error * (k / other) ** POWERS[design]
+        least = defaults.K if design != self.design else 2 * k if is_high else max(defaults.K, k // 2)
+        while least <= most:
+            yield least, error * (k / least) ** POWERS[design]
+            least *= 2
 
     def _try(self, design: str, observation: Observation) -> float:
         """Return the error that a design, which is not the present one, would have in this step."""
@@ -280,7 +280,7 @@ class Automatic(nn.Module):
 
     @property
     def progress(self) -> Tensor:
-        """float64: the designs now and next, their k, the last look, the exact way, the costs, the state of the probe."""
+        """float64: the designs now and next, their k, the last look, the exact way, the costs, and the probe's state."""
         design, k = (self.design, self.k) if self._next is None else self._next
         chosen = [DESIGNS.index(self.design), self._k(SHARED), self._k(TAILORED), DESIGNS.index(design), k]
         costs = [-1.0 if math.isnan(cost) else cost for cost in astuple(self.costs)]

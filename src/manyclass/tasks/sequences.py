@@ -11,6 +11,7 @@ from torch import Tensor
 
 from manyclass.data import LastBatches, SequenceBatches, Sequences, read_sequences
 from manyclass.data.files import in_folder
+from manyclass.defaults import IGNORE_INDEX
 from manyclass.errors import Notice, UserError
 from manyclass.tasks.settings import Settings
 from manyclass.tasks.task import EncoderSpec, ModelSpec, PredictBatch, ReadProgress, Source, TrainingData
@@ -31,6 +32,26 @@ class LastItems:
     def __iter__(self) -> Iterator[tuple[dict[str, Any], Tensor]]:
         for ids, lengths, target, _ in self._batches:
             yield {"ids": ids, "last": lengths - 1}, target
+
+
+class NextItems:
+    """Batches to train on, without the positions that only pad the shorter pieces: they are known before the GPU."""
+
+    def __init__(self, batches: SequenceBatches) -> None:
+        self._batches = batches
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the order of this epoch."""
+        self._batches.set_epoch(epoch)
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def __iter__(self) -> Iterator[tuple[dict[str, Any], Tensor]]:
+        for ids, target in self._batches:
+            target = target.flatten()
+            kept = (target != IGNORE_INDEX).nonzero().squeeze(1)
+            yield {"ids": ids, "kept": kept}, target[kept]
 
 
 class SequencesTask:
@@ -64,7 +85,7 @@ class SequencesTask:
             path, other = in_folder(path, ("train",)), other or in_folder(path, ("valid", "test"))
         sequences = replace(read_sequences(path, progress=progress), held_back=other is None)
         names, length = sequences.item_names, settings.length or 1
-        train = SequenceBatches(sequences, settings.batch_size or 1, length=length, seed=settings.seed)
+        train = NextItems(SequenceBatches(sequences, settings.batch_size or 1, length=length, seed=settings.seed))
         held_out, split = sequences, "valid"
         if other is not None:
             read = read_sequences(other, item_names=names, name="held-out", progress=progress)
