@@ -140,7 +140,7 @@ def test_a_very_large_error_is_not_waited_for():
 
 
 def test_the_chosen_error_sets_the_bounds():
-    assert train((0.1, 0.04), rmse_log_z=0.05)[0].design == "tailored"
+    assert train((0.16, 0.04), rmse_log_z=0.05)[0].design == "tailored"
     assert train((0.3, 0.04), rmse_log_z=0.5)[0].design == "shared"
 
 

@@ -280,7 +280,7 @@ class Automatic(nn.Module):
 
     @property
     def progress(self) -> Tensor:
-        """float64: the designs now and next, their k, the last look, the exact way, the costs, and the probe's state."""
+        """float64: the designs now and next, their k, the last look, the exact way, the costs and the probe."""
         design, k = (self.design, self.k) if self._next is None else self._next
         chosen = [DESIGNS.index(self.design), self._k(SHARED), self._k(TAILORED), DESIGNS.index(design), k]
         costs = [-1.0 if math.isnan(cost) else cost for cost in astuple(self.costs)]
