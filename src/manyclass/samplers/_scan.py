@@ -3,7 +3,6 @@
 import math
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from manyclass.kernels import cpu
@@ -41,7 +40,8 @@ def largest_log_p(query: Tensor, rows: Tensor, bias: Tensor | None, nearest: int
         if cpu.is_available(part, rows):
             ids.append(cpu.likely_(largest, part @ rows.T, bias, nearest))
             continue
-        log_p = F.linear(part, rows, None if bias is None else bias.to(rows.dtype)).log_softmax(1, dtype=torch.float32)
+        scores = part @ rows.T
+        log_p = (scores if bias is None else scores + bias).log_softmax(1, dtype=torch.float32)
         if nearest:
             top, found = log_p.topk(nearest)
             log_p = log_p.scatter(1, found, -math.inf)
