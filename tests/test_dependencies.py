@@ -34,7 +34,7 @@ MAY_IMPORT = {
         "kmeans",
     },
     "objectives": {"_check", "candidates", "forms"},
-    "kernels": {"_check", "candidates", "forms"},
+    "kernels": {"_check", "_context", "candidates", "forms"},
     "heads": {
         "_check",
         "_context",
