@@ -38,9 +38,9 @@ from manyclass.samplers import (
     Importance,
     InBatch,
     Learned,
-    Nearest,
     Sampler,
     Systematic,
+    Tailored,
 )
 
 ROOT = Path(__file__).resolve().parent
@@ -82,20 +82,13 @@ class Design:
         return 0.5 + (2 + self.tables) * num_classes * DIM * 4 / 2**30
 
 
-def nearest(counts: Tensor) -> Sampler:
-    """Build the sampler of nearest classes."""
-    import faiss  # noqa: F401  (if it is missing, the error names it)
-
-    return Nearest(counts, K, group_size=GROUP_SIZE, every=NO_REBUILD)
-
-
 def learned_interval(num_classes: int) -> int:
     """Return the default steps between rebuilds of `Learned`."""
     return max(50, math.isqrt(num_classes))
 
 
 def cluster_interval(num_classes: int) -> int:
-    """Return the default steps between rebuilds of `Clustered` and `Nearest`."""
+    """Return the default steps between rebuilds of `Clustered`."""
     return max(500, num_classes // 64)
 
 
@@ -117,7 +110,7 @@ DESIGNS = {
     "clustered": Design(
         lambda counts: Clustered(counts, K, group_size=GROUP_SIZE, every=NO_REBUILD), (cluster_interval,), 2.0
     ),
-    "nearest": Design(nearest, (cluster_interval,), 3.5),
+    "tailored": Design(lambda counts: Tailored(counts, K, every=NO_REBUILD), (), 1.0),
     "in batch": Design(lambda counts: InBatch(counts, K)),
 }
 

@@ -48,7 +48,7 @@ DESIGN_STYLES = {
     "learned": ("Learned", "#000000", "-"),
     "learned, by cluster": ("Learned, by cluster", "#000000", ":"),
     "clustered": ("Clustered", "#CC79A7", "-"),
-    "nearest": ("Nearest", "#E69F00", "-"),
+    "tailored": ("Tailored", "#E69F00", "-"),
     "in batch": ("InBatch", "#56B4E9", "-"),
 }
 

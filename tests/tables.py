@@ -24,9 +24,9 @@ from manyclass.samplers import (
     Importance,
     InBatch,
     Learned,
-    Nearest,
     Sampler,
     Systematic,
+    Tailored,
     WithExplicit,
 )
 
@@ -63,7 +63,8 @@ SAMPLERS: dict[str, Callable[[Tensor, int, int | None], Sampler]] = {
     ),
     "clustered": lambda w, k, g: Clustered(w, k, group_size=g or 4),
     "in batch": lambda w, k, g: InBatch(w, k),
-    "nearest": lambda w, k, g: Nearest(w, max(k, 2), group_size=g),
+    "tailored": lambda w, k, g: Tailored(w, k, group_size=g),
+    "tailored, nearest explicit": lambda w, k, g: Tailored(w, k, group_size=g, nearest=2),
     "learned": lambda w, k, g: Learned(w, k),
     "set alone": lambda w, k, g: WithExplicit(None, torch.arange(k), num_classes=len(w)),
 }

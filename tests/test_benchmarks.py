@@ -232,8 +232,6 @@ def test_the_cost_of_designs_is_measured():
 
 @pytest.mark.parametrize("name", design_cost.DESIGNS)
 def test_each_design_is_set_up_rebuilt_and_makes_steps(name, monkeypatch):
-    if name == "nearest":
-        pytest.importorskip("faiss")
     monkeypatch.setenv("DESIGN", name)
     counts = 1e6 / np.arange(2.0, CLASSES + 2)
     targets = np.random.default_rng(0).integers(0, CLASSES, (3, design_cost.BATCH_SIZE))

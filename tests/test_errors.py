@@ -226,7 +226,7 @@ REFUSED = {
     "exclude of another shape": (
         lambda: head()(hidden(), TARGET, exclude=torch.tensor([1, 2, 3])),
         ValueError,
-        r"`exclude` must have shape \[3, 'E'\], got \[3\]",
+        r"`exclude` must have shape \[3, E\], got \[3\]",
     ),
     "exclude of a sampler": (
         lambda: Importance(ONES, 2)(TARGET, exclude=torch.tensor([[1]])),

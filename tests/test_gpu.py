@@ -35,14 +35,8 @@ def no_sync():
         torch.cuda.set_sync_debug_mode("default")
 
 
-def skip_without_faiss(name):
-    if name == "nearest":
-        pytest.importorskip("faiss")
-
-
 def setting(name="systematic", group_size=None, **options):
     torch.manual_seed(0)
-    skip_without_faiss(name)
     weights = 1 / torch.arange(1, C + 1)
     head = ClassHead(D, C, sampler=SAMPLERS[name](weights, 60, group_size), **options)
     return head, torch.randn(B, D), torch.randint(0, C, (B,))
@@ -50,8 +44,7 @@ def setting(name="systematic", group_size=None, **options):
 
 @pytest.mark.parametrize("sparse", [False, True], ids=["dense", "sparse"])
 @pytest.mark.parametrize("group_size", [None, 1, 8])
-# The index of "nearest" is searched on the CPU, which synchronises.
-@pytest.mark.parametrize("name", [name for name in SAMPLERS if name != "nearest"])
+@pytest.mark.parametrize("name", SAMPLERS)
 def test_a_step_does_not_synchronise(name, group_size, sparse):
     head, hidden, target = setting(name, group_size, sparse=sparse)
     head, hidden, target = head.cuda(), hidden.cuda().requires_grad_(), target.cuda()
@@ -90,7 +83,6 @@ def test_the_same_candidates_have_the_same_scores_and_loss(name, group_size):
 
 @pytest.mark.parametrize("name", [name for name in SAMPLERS if name not in ("set alone", "in batch", "learned")])
 def test_the_estimate_is_unbiased_on_a_gpu(name):
-    skip_without_faiss(name)
     weights = torch.rand(50, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) + 0.1
     sampler = SAMPLERS[name](weights, 10, 1).cuda()
     g = torch.rand(50, dtype=torch.float64, device="cuda")

@@ -99,15 +99,15 @@ def choice(name: str, value: object, allowed: Sequence[str]) -> None:
 
 
 def draws(k: object, rmse_log_z: float | None = None) -> None:
-    """Raise unless k is None, an int above 0 or "auto", and `rmse_log_z` comes only with "auto"."""
+    """Raise unless k is None, an int above 0 or "auto", and `rmse_log_z` comes without an int."""
     if isinstance(k, str):
         choice("k", k, ("auto",))
     elif k is not None:
         integer("k", k, 1)
     if rmse_log_z is not None:
         number("rmse_log_z", rmse_log_z, low=0, strict=True)
-        if k != "auto":
-            raise ValueError(f"`rmse_log_z` must come with `k` 'auto', got {rmse_log_z:g} with k = {k}")
+        if isinstance(k, int):
+            raise ValueError(f"`rmse_log_z` must come without `k`, or with `k` 'auto', got {rmse_log_z:g} with k = {k}")
 
 
 def shape(name: str, value: Tensor, expected: tuple[int, ...]) -> None:
@@ -144,6 +144,16 @@ def ids(
             or_pad = " (or be -1, a pad)" if pads else ""
             raise ValueError(f"`{name}` must lie in [0, {num_classes}){or_pad}, {at_first(value, bad)}")
     return value
+
+
+def ids_by_example(name: str, value: object, num_classes: int, target: Tensor) -> Tensor:
+    """Check class ids [*target.shape, E], padded with -1, on the device of `target`; return int64."""
+    found = ids(name, value, num_classes, pads=True)
+    if found.dim() != target.dim() + 1 or found.shape[:-1] != target.shape:
+        expected = ", ".join(map(str, (*target.shape, "E")))
+        raise ValueError(f"`{name}` must have shape [{expected}], got {list(found.shape)}")
+    device(name, found, target.device)
+    return found
 
 
 def nonnegative_vector(name: str, value: object, num_classes: int | None = None) -> Tensor:

@@ -3,6 +3,7 @@
 A sampler makes Candidates, a head scores them, an objective turns them into a loss. Nothing else passes between them.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -10,7 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-MAX_COMPARED_EXCLUSIONS = 16  # per example; more are found by binary search
+# Exclusions per example that are compared with every slot; more are found by binary search. The classes of a group are
+# sorted once for all of its examples, which on the CPU takes less time than several comparisons.
+MAX_COMPARED = 16
+MAX_COMPARED_IF_SHARED = 1
 
 
 @dataclass(frozen=True)
@@ -81,53 +85,82 @@ def put_in_front(explicit: Tensor, block: Block) -> tuple[Block, ...]:
     return Block(ids, block.log_kappa.new_zeros(ids.shape)), block
 
 
+def contained(ids: Tensor, others: Tensor) -> Tensor:
+    """Return a bool mask [G, S, K] of the ids [G, K] of a group that are among the others [G, S, E] of an example."""
+    (groups, k), (_, size, number) = ids.shape, others.shape
+    shared = size > 1 and ids.device.type == "cpu"
+    if number <= (MAX_COMPARED_IF_SHARED if shared else MAX_COMPARED) or k == 0:
+        return (ids.reshape(groups, 1, k, 1) == others.unsqueeze(2)).any(3)
+    # Binary search, because B·K·E comparisons take too much memory and time if an example excludes thousands.
+    ascending, others = ids.sort(1).values, others.reshape(groups, size * number)
+    place = torch.searchsorted(ascending, others)
+    found = ascending.gather(1, place.clamp(max=k - 1)) == others
+    # Ids that are not found mark an extra last column; both copies of a repeated class use its first position.
+    hit = torch.zeros(groups, size, k + 1, dtype=torch.bool, device=ids.device)
+    hit.scatter_(2, torch.where(found, place, k).reshape(groups, size, number), True)
+    first = torch.searchsorted(ascending, ids.contiguous())
+    return hit.gather(2, first.unsqueeze(1).expand(groups, size, k))
+
+
 @dataclass(frozen=True)
 class Candidates:
     """Output of a sampler for a batch of B targets.
 
     Args:
         blocks: the classes to score, ΣK slots per example.
-        excluded: classes that are not candidates for an example, int64 [B, E], padded with -1. Scoring treats a slot
-            that holds one as empty for that example.
+        excluded: classes that no block may offer to an example, int64 [B, E], padded with -1: those that are not
+            candidates, and those included. Scoring treats a slot of a block that holds one as empty for that example.
         target_log_kappa: returns float64 [B], minus the log of the target's expected number of draws before
             exclusion, on the scale of the slots' log κ. It is a function because few objectives use it and it is a
             large part of the cost of a draw. None if the sampler does not know it.
         num_classes: C.
+        included: classes with κ = 1 for one example, each at most once, int64 [B, I]; -1 marks an empty slot. None if
+            there are none. Their slots follow those of the blocks.
     """
 
     blocks: tuple[Block, ...]
     excluded: Tensor
     target_log_kappa: Callable[[], Tensor] | None
     num_classes: int
+    included: Tensor | None = None
 
     @property
     def batch(self) -> int:
         """The batch size, B."""
         return self.excluded.shape[0]
 
+    def parts(self, empty: Tensor | None = None) -> tuple[Block, ...]:
+        """Return the blocks, and the included classes, if any, as one more with a group for each example.
+
+        Args:
+            empty: ids [B] for the empty slots among the included ones, such as the targets, so that no further row is
+                scored; None: class 0.
+        """
+        if self.included is None:
+            return self.blocks
+        is_empty = self.included < 0
+        ids = torch.where(is_empty, 0 if empty is None else empty.unsqueeze(1), self.included)
+        log_kappa = torch.zeros(ids.shape, dtype=torch.float64, device=ids.device)
+        return *self.blocks, Block(ids, log_kappa.masked_fill_(is_empty, -math.inf))
+
     def ids(self) -> Tensor:
-        """Return the class ids of each example's slots, int64 [B, ΣK]."""
-        return torch.cat([block.spread(block.ids, self.batch) for block in self.blocks], 1)
+        """Return the class ids of each example's slots, int64 [B, ΣK + I]."""
+        return torch.cat([block.spread(block.ids, self.batch) for block in self.parts()], 1)
 
     def log_kappa(self, dtype: torch.dtype = torch.float64) -> Tensor:
-        """Return log κ [B, ΣK]. Slots emptied by `excluded` are not marked here; their scores are -inf."""
+        """Return log κ [B, ΣK + I]. Slots emptied by `excluded` are not marked here; their scores are -inf."""
         # Cast before the expansion, which costs G·K instead of B·K.
-        return torch.cat([block.spread(block.log_kappa.to(dtype), self.batch) for block in self.blocks], 1)
+        return torch.cat([block.spread(block.log_kappa.to(dtype), self.batch) for block in self.parts()], 1)
 
     def hits(self, ids: Tensor) -> Tensor:
         """Return a bool mask [B, K] of the ids [B, K] that each example excludes."""
-        excluded = self.excluded
-        if excluded.shape[1] <= MAX_COMPARED_EXCLUSIONS or not ids.shape[1]:
-            return (ids.unsqueeze(2) == excluded.unsqueeze(1)).any(2)
-        # Binary search, because B·K·E comparisons take too much memory and time if an example excludes thousands.
-        ascending = ids.sort(1).values
-        place = torch.searchsorted(ascending, excluded.contiguous())
-        found = ascending.gather(1, place.clamp(max=ids.shape[1] - 1)) == excluded
-        # Ids that are not found mark an extra last column; both copies of a repeated class use its first position.
-        hit = torch.zeros(len(ids), ids.shape[1] + 1, dtype=torch.bool, device=ids.device)
-        hit.scatter_(1, torch.where(found, place, ids.shape[1]), True)
-        return hit.gather(1, torch.searchsorted(ascending, ids.contiguous()))
+        return contained(ids, self.excluded.unsqueeze(1)).squeeze(1)
+
+    def block_hits(self, block: Block) -> Tensor:
+        """Return a bool mask [B, K] of the slots of a block that hold a class the example excludes."""
+        return block.ungroup(contained(block.ids, block.group(self.excluded)), self.batch)
 
     def empty(self) -> Tensor:
-        """Return a bool mask [B, ΣK] of padding, second copies and excluded classes."""
-        return self.log_kappa().isneginf() | self.hits(self.ids())
+        """Return a bool mask [B, ΣK + I] of padding, second copies and excluded classes."""
+        hits = torch.cat([self.block_hits(block) for block in self.blocks], 1)
+        return self.log_kappa().isneginf() | F.pad(hits, (0, 0 if self.included is None else self.included.shape[1]))

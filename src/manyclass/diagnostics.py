@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from manyclass import _check
-from manyclass.candidates import Candidates
+from manyclass.candidates import Candidates, contained
 from manyclass.forms import LogSumExp, transformed
 from manyclass.heads import Examples, SampledHead, draw_candidates, exact_log_z, flatten_examples
 
@@ -65,6 +65,8 @@ def diagnose(
     hidden: Tensor,
     target: Tensor,
     *,
+    include: Tensor | None = None,
+    exclude: Tensor | None = None,
     draws: int = 32,
     generator: torch.Generator | None = None,
 ) -> Diagnosis:
@@ -77,6 +79,8 @@ def diagnose(
         head: any head with a sampler.
         hidden: [..., D].
         target: ids [...]; examples of target -100 are left out.
+        include: ids [..., I] that each draw includes, as in the head's loss.
+        exclude: ids [..., E] that neither the draws nor the exact likelihood sum.
         draws: the number of draws of the sampler to average over.
         generator: for the draws; None: a separate one, with the same seed in every call.
 
@@ -94,13 +98,14 @@ def diagnose(
     # Autograd cannot keep tensors that were made in inference mode; copies made outside it are ordinary ones.
     hidden, target = _check.tensor("hidden", hidden), _check.tensor("target", target)
     hidden, target = (x.clone() if x.is_inference() else x.detach() for x in (hidden, target))
-    batch = flatten_examples(hidden, target, head.num_classes).present()
+    head.check_hidden(hidden)
+    batch = flatten_examples(hidden, target, head.num_classes, include=include, exclude=exclude).present()
     if generator is None:
         generator = torch.Generator(hidden.device).manual_seed(0)
-    log_z = head.log_z(batch.hidden)
+    log_z = exact_log_z(head, batch.hidden, batch.exclude)
     exact_target = (head.scores(batch.hidden, batch.target.unsqueeze(1)).squeeze(1) - log_z).exp()
     # Σ_c γ(c)² over all classes, from Σ_c p(c)²: γ is -p, but 1 - p at the target.
-    squares = (exact_log_z(head, batch.hidden, power=2.0) - 2 * log_z).exp() + 1 - 2 * exact_target
+    squares = (exact_log_z(head, batch.hidden, batch.exclude, power=2.0) - 2 * log_z).exp() + 1 - 2 * exact_target
     error, squared, signs, scored, touched = [], [], [], [], []
     for _ in range(draws):
         candidates = draw_candidates(head, batch, head.objective, generator)
@@ -118,6 +123,8 @@ def diagnose(
         approximate = torch.zeros(len(ids), len(classes), dtype=gamma_slots.dtype, device=ids.device)
         approximate.scatter_add_(1, place, gamma_slots).scatter_add_(1, at_target, gamma_target.unsqueeze(1))
         exact = -(head.scores(batch.hidden, classes) - log_z.unsqueeze(1)).exp()
+        if batch.exclude is not None:
+            exact.masked_fill_(contained(classes.unsqueeze(0), batch.exclude.unsqueeze(0)).squeeze(0), 0.0)
         exact.scatter_add_(1, at_target, torch.ones_like(at_target, dtype=exact.dtype))
         squared.append((squares + ((approximate - exact) ** 2 - exact**2).sum(1)).clamp(min=0))
         here, there = (head.class_gradient(batch.hidden, classes, gamma) for gamma in (approximate, exact))

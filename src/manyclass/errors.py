@@ -15,3 +15,7 @@ class Notice(UserWarning):
 
 class NotSavedWarning(Notice):
     """A write that failed; the work goes on, and the write is retried."""
+
+
+class InaccurateWarning(Notice):
+    """An error of log Z̃ so large that probabilities are wrong; the training goes on."""

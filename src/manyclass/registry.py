@@ -21,11 +21,13 @@ from manyclass.samplers import (
     Learned,
     Sampler,
     Systematic,
+    Tailored,
 )
 
 SAMPLERS: dict[str, Callable[[ClassCounts, int], Sampler]] = {
     "learned": lambda counts, k: Learned(counts, k, order="cluster"),
     "systematic": lambda counts, k: Systematic(counts, k, order="cluster"),
+    "tailored": lambda counts, k: Tailored(counts, k),
     "clustered": lambda counts, k: Clustered(counts, k),
     "importance": lambda counts, k: Importance(counts, k),
     "bernoulli": lambda counts, k: Bernoulli(counts, k),

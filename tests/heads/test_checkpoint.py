@@ -5,14 +5,14 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from manyclass import ClassHead
-from manyclass.samplers import Budget, Clustered, Learned, Nearest, Systematic
+from manyclass.samplers import Budget, Clustered, Learned, Systematic, Tailored
 from tests.tables import SAMPLERS
 
 C, D, B, STEPS = 60, 5, 8, 7
 # Built again every few steps, so that a new table is used between a forward pass and its recomputation.
 REBUILT = {
     "clustered, rebuilt": lambda w, k, g: Clustered(w, k, group_size=4, every=4),
-    "nearest, rebuilt": lambda w, k, g: Nearest(w, k, every=4),
+    "tailored, rebuilt": lambda w, k, g: Tailored(w, k, rank=3, every=4),
     "learned, rebuilt": lambda w, k, g: Learned(w, k, every=4),
     "budget, rebuilt": lambda w, k, g: Budget(Learned(w, k, every=4), 0.01, every=1),
     "systematic, rebuilt": lambda w, k, g: Systematic(w, k, order="cluster"),

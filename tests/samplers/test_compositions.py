@@ -14,8 +14,8 @@ from manyclass.samplers import (
     Importance,
     InBatch,
     Learned,
-    Nearest,
     Systematic,
+    Tailored,
     WithExplicit,
 )
 from tests.samplers.test_rebuild import train
@@ -35,7 +35,7 @@ INNER = {
     "systematic": lambda: Systematic(counts(), K, order="cluster"),
     "learned": lambda: Learned(counts(), K, every=4, order="cluster"),
     "clustered": lambda: Clustered(counts(), K, group_size=4, every=4),
-    "nearest": lambda: pytest.importorskip("faiss") and Nearest(counts(), K, group_size=4, every=4),
+    "tailored": lambda: Tailored(counts(), K, group_size=4, rank=3, every=4),
     "in batch": lambda: InBatch(counts(), K),
     "budget": lambda: Budget(Learned(counts(), K, every=4, order="cluster"), 0.1, every=3, least=8),
 }
@@ -44,7 +44,7 @@ WRAPPERS = {
     "set explicit": lambda inner: WithExplicit(inner, FIXED),
     "both explicit": lambda inner: WithExplicit(WithExplicit(inner, FIXED), "batch"),
 }
-FIXED_K = {"exhaustive", "clustered", "nearest", "in batch", "budget"}
+FIXED_K = {"exhaustive", "clustered", "in batch", "budget"}
 
 
 def head_and_batch(sampler):
@@ -62,7 +62,7 @@ def innermost(sampler):
 
 def vectors_of(sampler):
     """Return the class vectors attached to a sampler."""
-    if isinstance(sampler, Clustered | Nearest):
+    if isinstance(sampler, Clustered | Tailored):
         return sampler.schedule.vectors
     order = getattr(sampler, "order", None)
     return () if order is None else order.vectors
@@ -88,12 +88,12 @@ def test_a_wrapped_sampler_learns_as_it_does_alone(name, wrapper):
 
 
 @pytest.mark.parametrize("wrapper", WRAPPERS)
-@pytest.mark.parametrize("name", ["systematic", "learned", "clustered", "nearest", "budget"])
+@pytest.mark.parametrize("name", ["systematic", "learned", "clustered", "tailored", "budget"])
 def test_class_vectors_are_attached_to_a_wrapped_sampler(name, wrapper):
     head, hidden, target = head_and_batch(WRAPPERS[wrapper](INNER[name]()))
     inner = innermost(head.sampler)
     assert vectors_of(inner)[0] is head.weight
-    if isinstance(inner, Clustered | Nearest):
+    if isinstance(inner, Clustered | Tailored):
         train(head, hidden, target, range(3))
         assert inner.schedule.steps == 3
     twin = copy.deepcopy(head)
@@ -133,7 +133,7 @@ def test_a_state_saved_right_after_a_resize_can_be_loaded(name, num_classes):
 
 
 @pytest.mark.parametrize("num_classes", [C - 9, C + 9])
-@pytest.mark.parametrize("name", ["systematic", "learned", "clustered", "nearest"])
+@pytest.mark.parametrize("name", ["systematic", "learned", "clustered", "tailored"])
 def test_a_resized_sampler_draws_every_class_before_vectors_are_attached_again(name, num_classes):
     sampler = INNER[name]()
     sampler.attach(torch.randn(C, D))

@@ -13,8 +13,8 @@ from manyclass.samplers import (
     Importance,
     InBatch,
     Learned,
-    Nearest,
     Systematic,
+    Tailored,
     WithExplicit,
 )
 
@@ -57,7 +57,11 @@ STATES = {
     "huge pending centroids": (lambda: Clustered(WEIGHTS, K), "pending_centroids", lambda x: x + 3e38),
     "a frequency of 0": (lambda: InBatch(WEIGHTS), "frequency", lambda x: x * (torch.arange(C) > 3)),
     "too many kept": (lambda: Bernoulli(WEIGHTS, K), "rates", lambda x: torch.where(x > 0, 0.69, 0.0)),
-    "a class twice": (lambda: Nearest(WEIGHTS, K), "heaviest_drawn", lambda x: torch.full_like(x, 7)),
+    "all counts 0": (lambda: Tailored(WEIGHTS, K), "weights", lambda x: x * 0),
+    "a moment of NaN": (lambda: Tailored(WEIGHTS, K), "moment", lambda x: x * torch.nan),
+    "infinite directions": (lambda: Tailored(WEIGHTS, K), "directions", lambda x: x + torch.inf),
+    "directions of another length": (lambda: Tailored(WEIGHTS, K), "directions", lambda x: x[1:, 1:]),
+    "directions of another dtype": (lambda: Tailored(WEIGHTS, K), "directions", torch.Tensor.half),
 }
 
 
@@ -108,20 +112,14 @@ def test_a_batch_that_overflows_teaches_nothing():
         assert head(hidden, TARGET) > 0
 
 
-def test_an_index_refreshed_before_vectors_are_attached_is_built_when_they_are():
-    sampler = Nearest(WEIGHTS, K)
-    sampler.refresh()
-    sampler.attach(torch.randn(C, D))
-    sampler(TARGET, hidden=HIDDEN)
-    assert not sampler.index.is_empty
-
-
-def test_an_index_without_vectors_takes_the_state_of_one_with_them():
-    sampler, other = Nearest(WEIGHTS, K), Nearest(WEIGHTS, K)
-    sampler.attach(torch.randn(C, D))
-    sampler(TARGET, hidden=HIDDEN)
-    other.load_state_dict(sampler.state_dict())
-    draws = [each(TARGET, hidden=HIDDEN, generator=torch.Generator().manual_seed(0)) for each in (sampler, other)]
+def test_a_tailored_sampler_without_vectors_takes_the_state_of_one_with_them():
+    head, other = ClassHead(D, C, sampler=Tailored(WEIGHTS, K, rank=2, every=2)), Tailored(WEIGHTS, K, rank=2, every=2)
+    for _ in range(5):
+        head(HIDDEN, TARGET).backward()
+    other.load_state_dict(head.sampler.state_dict())
+    other.attach(head.weight, head.bias)
+    draws = [each(TARGET, hidden=HIDDEN, generator=torch.Generator().manual_seed(0)) for each in (head.sampler, other)]
+    assert head.sampler.sketch.basis.shape == (D, 2)
     assert torch.equal(draws[0].ids(), draws[1].ids())
 
 

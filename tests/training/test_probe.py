@@ -7,7 +7,7 @@ import torch
 
 from manyclass import ClassCounts, ClassHead, diagnose
 from manyclass.optim import RowAdagrad
-from manyclass.samplers import Budget, Clustered, Learned, Nearest, Systematic
+from manyclass.samplers import Budget, Clustered, Learned, Systematic, Tailored
 from manyclass.training import Probe, Training
 
 C, D, B, K, STEPS = 400, 8, 32, 40, 60
@@ -18,7 +18,7 @@ SAMPLERS = {
     "systematic": lambda counts: Systematic(counts, K, order="cluster"),
     "learned": lambda counts: Learned(counts, K, every=8, order="frequency"),
     "clustered": lambda counts: Clustered(counts, K, group_size=8, every=8),
-    "nearest": lambda counts: pytest.importorskip("faiss") and Nearest(counts, K, group_size=8, every=8),
+    "tailored": lambda counts: Tailored(counts, K, group_size=8, rank=4, every=8),
 }
 
 

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from manyclass import ClassHead, parallel
 from manyclass.optim import RowAdagrad
-from manyclass.samplers import Budget, Clustered, Learned, Nearest, Systematic, WithExplicit
+from manyclass.samplers import Budget, Clustered, Learned, Systematic, Tailored, WithExplicit
 from tests import tables
 
 pytestmark = [
@@ -34,7 +34,7 @@ SAMPLERS = {
     **{name: lambda make=make: make(WEIGHTS, K, None) for name, make in tables.SAMPLERS.items()},
     "learned, rebuilt": lambda: Learned(WEIGHTS, K, every=EVERY, order="cluster"),
     "clustered, rebuilt": lambda: Clustered(WEIGHTS, K, group_size=16, every=EVERY),
-    "nearest, rebuilt": lambda: Nearest(WEIGHTS, K, group_size=16, every=EVERY),
+    "tailored, rebuilt": lambda: Tailored(WEIGHTS, K, group_size=16, rank=8, every=EVERY),
     "budget, rebuilt": lambda: Budget(Learned(WEIGHTS, K, every=EVERY), 0.1, every=20),
     "explicit, rebuilt": lambda: WithExplicit(Learned(WEIGHTS, K, every=EVERY, order="cluster"), "batch"),
     "systematic from equal weights": lambda: Systematic(torch.ones(C), K, order="cluster"),
@@ -42,8 +42,6 @@ SAMPLERS = {
 
 
 def head_of(name, **options):
-    if "nearest" in name:
-        pytest.importorskip("faiss")
     torch.manual_seed(0)
     return ClassHead(D, C, sampler=SAMPLERS[name](), **options).cuda()
 

@@ -30,6 +30,7 @@ from tests.uses.table import (
     head_of,
     identical,
     loss_of,
+    reads_vectors,
     state_of,
     train,
     trained,
@@ -73,7 +74,8 @@ def test_a_sharded_head_trains_and_predicts_as_a_whole_one(cell):
     # Rebuilds read the class vectors of the present step.
     if cell[0] not in UNSAMPLED:
         assert not differing(state_of(head), state_of(twin))
-        assert identical(draws(head), draws(twin))
+        # Between steps the class vectors of a sharded head are divided.
+        assert reads_vectors(cell) or identical(draws(head), draws(twin))
     for k in (1, 5):
         ours, theirs = head.topk(HIDDEN, k), twin.topk(HIDDEN, k)
         assert torch.equal(ours.ids, theirs.ids)

@@ -35,25 +35,23 @@ from tests.uses.table import (
 # Names that entries of a sampler's state may have; a table that draws are looked up in has none.
 STATE_NAMES = {
     "centroids",
+    "directions",
     "estimate",
     "explicit",
     "frequency",
-    "heaviest_drawn",
-    "indexed",
     "labels",
     "likely_b",
     "line",
+    "moment",
     "pending_centroids",
-    "pending_indexed",
+    "pending_directions",
     "pending_labels",
     "pending_line",
-    "pending_vectors",
     "pending_weights",
     "progress",
     "proposal",
     "rates",
     "raw",
-    "vectors",
     "weights",
 }
 MAX_STATE_BYTES_PER_CLASS = 64  # eight numbers of 64 bits

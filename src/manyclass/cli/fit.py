@@ -73,7 +73,7 @@ _SETTINGS = (
 
 
 _EVALUATED_HELP = "Held-out examples per evaluation, default: 20000; the last evaluation uses all."
-_PROBE_HELP = "Steps between probes of the error of log Z̃, default: 200; 0: no probes."
+_PROBE_HELP = "Steps between probes of the error of log Z̃ in the log; default: at 1 % of the time; 0: none."
 _EVALUATE_HELP = "Steps between evaluations; default: an epoch."
 _SCHEDULE = (
     kept_option("schedule", "--evaluate-every", type=click.IntRange(min=1), help=_EVALUATE_HELP),

@@ -4,7 +4,7 @@ from torch import Tensor, nn
 
 from manyclass import _check, defaults
 from manyclass.counts import ClassCounts
-from manyclass.samplers import Budget, Exhaustive, Learned, Sampler
+from manyclass.samplers import Automatic, Exhaustive, Learned, Sampler
 
 
 def choose_sampler(
@@ -19,19 +19,22 @@ def choose_sampler(
 
     Raises:
         TypeError: k is neither an int nor a string.
-        ValueError: k is given together with a sampler, is below 1, or `rmse_log_z` is given without k "auto".
+        ValueError: k is given together with a sampler, is below 1, or `rmse_log_z` is given together with either.
     """
     if sampler is not None and k is not None:
         raise ValueError(f"`k` must be None if a `sampler` is given, which has a k already, got {k!r}")
     _check.draws(k, rmse_log_z)
+    if sampler is not None and rmse_log_z is not None:
+        raise ValueError(f"`rmse_log_z` must be None if a `sampler` is given, got {rmse_log_z:g}")
     if sampler is not None:
         return sampler
-    number = k if isinstance(k, int) else defaults.K
-    if num_classes <= number:
+    if num_classes <= (k if isinstance(k, int) else defaults.K):
         return Exhaustive(num_classes)
-    # The order by clusters of class vectors lowers the error by a tenth at almost no cost.
-    drawn = Learned(ClassCounts.streaming(num_classes) if counts is None else counts, number, order="cluster")
-    return Budget(drawn, defaults.RMSE_LOG_Z if rmse_log_z is None else rmse_log_z) if k == "auto" else drawn
+    counts = ClassCounts.streaming(num_classes) if counts is None else counts
+    if isinstance(k, int):
+        # The order by clusters of class vectors lowers the error by a tenth at almost no cost.
+        return Learned(counts, k, order="cluster")
+    return Automatic(counts, defaults.RMSE_LOG_Z if rmse_log_z is None else rmse_log_z)
 
 
 def known_frequency(sampler: Sampler) -> Tensor | None:

@@ -4,7 +4,6 @@ A compiled graph cannot hold those calls: it would run their Python once, when i
 operators. Each is said to write to a clock, so that the compiler neither removes nor repeats it.
 """
 
-import math
 from collections.abc import Callable
 from typing import Protocol
 
@@ -15,17 +14,16 @@ from manyclass import _ranks
 from manyclass._context import is_transformed
 from manyclass._handle import Handle, owner_of
 from manyclass.candidates import Block, Candidates
+from manyclass.heads._probe import ProbedHead, losses_over, mean_square_error, probe_step, step_seconds
 from manyclass.heads.examples import Examples
 from manyclass.objectives import Objective
-from manyclass.samplers import Observation, Sampler
+from manyclass.samplers import ErrorProbe, Observation, Sampler, deciding_part, draw_including
 
-PROBE_EXAMPLES = 64
-PROBE_DRAWS = 4
 # On the CPU: a CUDA graph, which would replay the kernels without the Python, is then not made.
 _clock = torch.zeros((), dtype=torch.int64, device="cpu")
 
 
-class LearningHead(Protocol):
+class LearningHead(ProbedHead, Protocol):
     """A head whose sampler follows its training steps."""
 
     @property
@@ -37,15 +35,13 @@ class LearningHead(Protocol):
     def sampler(self) -> Sampler: ...
 
     @property
-    def objective(self) -> Objective: ...
-
-    @property
-    def class_vectors(self) -> tuple[Tensor | None, Tensor | None]:
-        """The class vectors and biases to attach to the sampler, as they are; None if there are none."""
+    def own_probe(self) -> ErrorProbe:
+        """The probe of the error of log Z̃, unless the sampler decides by one of its own."""
         ...
 
-    def candidate_scores(self, hidden: Tensor, target: Tensor, candidates: Candidates) -> tuple[Tensor, Tensor]:
-        """Return scores of the targets [B] and of the candidates [B, ΣK], -inf where excluded."""
+    @property
+    def extra_probes(self) -> list[ErrorProbe]:
+        """Further probes with other schedules, which decide nothing."""
         ...
 
 
@@ -56,8 +52,9 @@ def draw_candidates(
     generator: torch.Generator | None = None,
     *,
     attached: bool = False,
+    sampler: Sampler | None = None,
 ) -> Candidates:
-    """Draw candidates for examples; targets are excluded unless the objective keeps hits.
+    """Draw candidates for examples, with their included classes; targets are excluded unless the objective keeps hits.
 
     Args:
         head: has the sampler.
@@ -65,6 +62,7 @@ def draw_candidates(
         objective: decides whether targets are excluded.
         generator: for the draw; None: torch's global generator.
         attached: whether the present class vectors are attached already.
+        sampler: draws instead of the head's.
     """
     exclude = examples.exclude
     if not objective.keeps_hits:
@@ -74,9 +72,11 @@ def draw_candidates(
         exclude = examples.target.new_empty(len(examples.target), 0)
     if not attached and not is_transformed():
         _attach_current(head)
-    if head.sampler.device not in (None, examples.target.device):
-        raise ValueError(f"`sampler` must be on {examples.target.device}, got {head.sampler.device}")
-    return head.sampler.draw(examples.target, exclude, hidden=examples.hidden.detach(), generator=generator)
+    sampler = head.sampler if sampler is None else sampler
+    if sampler.device not in (None, examples.target.device):
+        raise ValueError(f"`sampler` must be on {examples.target.device}, got {sampler.device}")
+    hidden = examples.hidden.detach()
+    return draw_including(sampler, examples.target, examples.include, exclude, hidden=hidden, generator=generator)
 
 
 def _attach_current(head: LearningHead) -> None:
@@ -104,19 +104,30 @@ def advance(head: LearningHead) -> None:
         head.sampler.advance()
 
 
-def observe(head: LearningHead, examples: Examples, candidates: Candidates, probability: Callable[[], Tensor]) -> None:
-    """Show the sampler the outcome of a training step.
+def probe_of(head: LearningHead) -> ErrorProbe:
+    """Return the probe that decides, or only warns: the sampler's, or else the head's."""
+    part = deciding_part(head.sampler)
+    return head.own_probe if part is None else part.probe
+
+
+def observe(
+    head: LearningHead, examples: Examples, candidates: Candidates, loss: Tensor, probability: Callable[[], Tensor]
+) -> None:
+    """Measure the error of a training step if that is due, and show the outcome to the sampler.
 
     Args:
         head: the head of the step.
         examples: its batch.
         candidates: its draw.
+        loss: its losses [B], without gradients.
         probability: returns [K], see `Observation`.
     """
     if not torch.compiler.is_compiling():
         if not _ranks.accumulates():
-            outcome = Observation(candidates, probability, lambda seed: rmse_log_z(head, examples, seed=seed))
-            head.sampler.observe(outcome)
+            scored = sum(block.ids.shape[1] for block in candidates.blocks)
+            probe_step(head, [probe_of(head), *head.extra_probes], examples, scored, loss)
+            if head.sampler.learns:
+                head.sampler.observe(_observation(head, examples, candidates, probability))
         return
     nothing = candidates.excluded.new_empty(0)
     show_sampler(
@@ -127,11 +138,14 @@ def observe(head: LearningHead, examples: Examples, candidates: Candidates, prob
         [nothing if block.order is None else block.order for block in candidates.blocks],
         candidates.excluded,
         probability(),
+        loss,
         examples.hidden.detach(),
         examples.target,
         examples.valid,
         examples.exclude,
         None if examples.log_z is None else examples.log_z.detach(),
+        examples.include,
+        candidates.included,
     )
 
 
@@ -156,11 +170,14 @@ def show_sampler(
     order: list[Tensor],
     excluded: Tensor,
     probability: Tensor,
+    loss: Tensor,
     hidden: Tensor,
     target: Tensor,
     valid: Tensor | None,
     exclude: Tensor | None,
     log_z: Tensor | None,
+    include: Tensor | None,
+    included: Tensor | None,
 ) -> None:
     """Show an outcome to the sampler of the head with this handle."""
     clock.add_(1)
@@ -169,9 +186,9 @@ def show_sampler(
         Block(i, kappa, None if len(sorting) == 0 else sorting)
         for i, kappa, sorting in zip(ids, log_kappa, order, strict=True)
     )
-    examples = Examples(hidden, target, valid, None, exclude, log_z, target.shape)
-    candidates = Candidates(blocks, excluded, None, head.num_classes)
-    observe(head, examples, candidates, lambda: probability)
+    examples = Examples(hidden, target, valid, None, exclude, log_z, target.shape, include)
+    candidates = Candidates(blocks, excluded, None, head.num_classes, included)
+    observe(head, examples, candidates, loss, lambda: probability)
 
 
 @show_sampler.register_fake
@@ -179,19 +196,19 @@ def _(*arguments: object) -> None:
     pass
 
 
-@torch.no_grad()
-def rmse_log_z(head: LearningHead, examples: Examples, *, seed: int) -> float:
-    """Return the root-mean-square error of log Z̃ on a few examples, from the spread of a few draws.
+def _observation(
+    head: LearningHead, examples: Examples, candidates: Candidates, probability: Callable[[], Tensor]
+) -> Observation:
+    def draw(sampler: Sampler, seed: int) -> Candidates:
+        # A separate generator: a training must not depend on what is measured in it.
+        generator = torch.Generator(examples.target.device).manual_seed(seed)
+        return draw_candidates(head, examples, head.objective, generator, attached=True, sampler=sampler)
 
-    It needs no pass over all classes, and synchronises with the device. The draws have a separate generator, so that a
-    training does not depend on how often it is measured. NaN if all of these examples are ignored.
-    """
-    generator = torch.Generator(examples.target.device).manual_seed(seed)
-    few = examples.every(-(-len(examples.target) // PROBE_EXAMPLES))
-    losses = []
-    for _ in range(PROBE_DRAWS):
-        candidates = draw_candidates(head, few, head.objective, generator)
-        # The loss is log Z̃ minus the target's score, which is the same in all draws.
-        losses.append(head.objective(*head.candidate_scores(few.hidden, few.target, candidates), candidates))
-    variance = torch.stack(losses).double().var(0)
-    return math.sqrt(variance.mean() if few.valid is None else variance[few.valid].mean())
+    @torch.no_grad()
+    def trial(sampler: Sampler, seed: int) -> float:
+        return mean_square_error(head, examples, losses_over(head, examples, draw(sampler, seed)), seed)
+
+    def seconds(sampler: Sampler) -> float:
+        return step_seconds(head, examples, lambda: draw(sampler, 0))
+
+    return Observation(candidates, examples.hidden.detach(), probability, trial, seconds)

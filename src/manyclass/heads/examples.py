@@ -24,6 +24,7 @@ class Examples:
         exclude: int64 [B, E] or None, without the target of the example.
         log_z: [B] or None.
         shape: the shape of the targets before.
+        include: int64 [B, I] or None; its values may be the target, repeated or excluded.
     """
 
     hidden: Tensor
@@ -33,6 +34,7 @@ class Examples:
     exclude: Tensor | None
     log_z: Tensor | None
     shape: torch.Size
+    include: Tensor | None = None
 
     def present(self) -> "Examples":
         """Return the examples that are not ignored. Synchronises with the device; the shape depends on the data.
@@ -44,17 +46,11 @@ class Examples:
             return self
         if not self.valid.any():
             raise ValueError(f"`target` must hold a class that is not ignored, got {len(self.target)} ignored ones")
-        weight, exclude, log_z = (None if x is None else x[self.valid] for x in (self.weight, self.exclude, self.log_z))
-        hidden, target = self.hidden[self.valid], self.target[self.valid]
-        return Examples(hidden, target, None, weight, exclude, log_z, target.shape)
-
-    def every(self, step: int) -> "Examples":
-        """Return every `step`-th example."""
-        valid, weight, exclude, log_z = (
-            None if x is None else x[::step].contiguous() for x in (self.valid, self.weight, self.exclude, self.log_z)
+        weight, include, exclude, log_z = (
+            None if x is None else x[self.valid] for x in (self.weight, self.include, self.exclude, self.log_z)
         )
-        hidden, target = self.hidden[::step].contiguous(), self.target[::step].contiguous()
-        return Examples(hidden, target, valid, weight, exclude, log_z, target.shape)
+        hidden, target = self.hidden[self.valid], self.target[self.valid]
+        return Examples(hidden, target, None, weight, exclude, log_z, target.shape, include)
 
     def reduce(self, loss: Tensor, reduction: str) -> Tensor:
         """Reduce losses [B]. The mean is weighted; if all examples are ignored or have weight 0, it is 0."""
@@ -80,6 +76,7 @@ def flatten_examples(
     num_classes: int,
     *,
     weight: Tensor | None = None,
+    include: Tensor | None = None,
     exclude: Tensor | None = None,
     log_z: Tensor | None = None,
     ignore_index: int = IGNORE_INDEX,
@@ -100,7 +97,7 @@ def flatten_examples(
             f"`target` must have the leading shape of `hidden`, {list(hidden.shape[:-1])}, got {list(target.shape)}"
         )
     _check.device("target", target, hidden.device)
-    shape, valid, ends = target.shape, None, None
+    given, shape, valid, ends = target, target.shape, None, None
     if _check.reads_values(target) and not target.is_floating_point():
         ends = _check.extremes(target)
     # If values may be read and no target is ignored, everything below is much shorter.
@@ -117,18 +114,18 @@ def flatten_examples(
         weight = weight.reshape(-1)
         if _check.reads_values(weight) and (bad := ~((weight >= 0) & (weight < math.inf))).any():
             raise ValueError(f"`weight` must be finite and not negative, {_check.at_first(weight, bad)}")
+    if include is not None:
+        include = _check.ids_by_example("include", include, num_classes, given)
+        include = include.reshape(len(target), include.shape[-1])
     if exclude is not None:
-        exclude = _check.ids("exclude", exclude, num_classes, pads=True)
-        if exclude.shape[:-1] != shape:
-            raise ValueError(f"`exclude` must have shape {[*shape, 'E']}, got {list(exclude.shape)}")
-        _check.device("exclude", exclude, hidden.device)
+        exclude = _check.ids_by_example("exclude", exclude, num_classes, given)
         exclude = exclude.reshape(len(target), exclude.shape[-1])
         # The exclusions may be all labels of an example, its target among them.
         exclude = exclude.masked_fill(exclude == target.unsqueeze(1), -1)
     if log_z is not None:
         _check_floats(log_z, "log_z", shape, hidden.device)
         log_z = log_z.reshape(-1)
-    return Examples(hidden, target, valid, weight, exclude, log_z, shape)
+    return Examples(hidden, target, valid, weight, exclude, log_z, shape, include)
 
 
 def _check_floats(value: Tensor, name: str, shape: torch.Size, device: torch.device) -> None:

@@ -97,13 +97,23 @@ class HierarchicalHead(nn.Module):
         target: Tensor,
         *,
         weight: Tensor | None = None,
+        include: Tensor | None = None,
         ignore_index: int = IGNORE_INDEX,
         reduction: str = "mean",
     ) -> Tensor:
-        """Return the exact -log p(target); arguments are those of `ClassHead`."""
+        """Return the exact -log p(target); arguments are those of `ClassHead`.
+
+        As no class is sampled, `include` is checked and changes nothing: batches may carry it for other heads.
+        """
         _ranks.check_prepared(self)
         examples = flatten_examples(
-            hidden, target, self.num_classes, weight=weight, ignore_index=ignore_index, reduction=reduction
+            hidden,
+            target,
+            self.num_classes,
+            weight=weight,
+            include=include,
+            ignore_index=ignore_index,
+            reduction=reduction,
         )
         loss = -self.log_prob(examples.hidden, examples.target.unsqueeze(1)).squeeze(1)
         _check.finite_loss(loss, hidden=examples.hidden, weight=self.weight, bias=self.bias)

@@ -15,6 +15,7 @@ from manyclass.candidates import Candidates
 from manyclass.counts import ClassCounts
 from manyclass.forms import Similarity
 from manyclass.heads._default import choose_sampler, known_frequency
+from manyclass.heads._learning import probe_of
 from manyclass.heads._resize import resize_rows, resize_state
 from manyclass.heads._rows import RowLookup, fill_, gathered, is_sharded, replace_target_rows
 from manyclass.heads.exact import TopK, exact_log_prob, exact_log_z, exact_topk
@@ -30,7 +31,7 @@ from manyclass.kernels import (
     linear_scores,
 )
 from manyclass.objectives import Likelihood, Objective
-from manyclass.samplers import Sampler, check_life_cycle
+from manyclass.samplers import ErrorProbe, Sampler, check_life_cycle
 
 
 class ClassHead(nn.Module):
@@ -41,10 +42,11 @@ class ClassHead(nn.Module):
         num_classes: C.
         counts: the count of each class. The bias starts at the log frequency, and the default sampler uses it. None:
             those of `sampler`, if it has any.
-        sampler: chooses the classes that a step scores. Default: `Learned` from the counts, or from equal ones; all
-            classes if there are at most k.
-        k: classes that the default sampler draws, 1024 by default; "auto": as many as `rmse_log_z` needs.
-        rmse_log_z: the error of log Z̃ that "auto" keeps to (`Budget`). Default: 0.1.
+        sampler: chooses the classes that a step scores. Default: `Automatic`, which decides in training, by time and
+            error, whether to score all classes, draw some from the counts, or draw for each batch; all classes if
+            there are at most 1,024, or at most k.
+        k: draw this number of classes with `Learned` instead. None or "auto": as the default sampler decides.
+        rmse_log_z: the error of log Z̃ that the default sampler keeps below. Default: 0.15 nats.
         objective: the training objective. Default: `Likelihood`.
         bias: whether classes have a bias.
         similarity: "dot", or "cosine": s(c) = scale · cos(w_c, hidden) + b_c.
@@ -111,6 +113,7 @@ class ClassHead(nn.Module):
         if bias:
             self.bias = nn.Parameter(self._initial_bias(sampler).to(weight))
         self.handle = Handle(self)
+        self.own_probe, self.extra_probes = ErrorProbe(), list[ErrorProbe]()
         self.use(sampler)
         self.objective = Likelihood() if objective is None else objective
         self._rows = RowLookup(self, "weight", sparse=sparse)
@@ -164,6 +167,11 @@ class ClassHead(nn.Module):
     def num_classes(self) -> int:
         """The number of classes C."""
         return self.weight.shape[0]
+
+    @property
+    def probe(self) -> ErrorProbe:
+        """The error of log Z̃ in training, measured at most 1 % of the time; `probe.error` is in nats."""
+        return probe_of(self)
 
     forward = sampled_loss
     exact_loss = exact_loss
@@ -301,8 +309,9 @@ class ClassHead(nn.Module):
         return closed_form_loss(form, draw) if has_closed_form(form, draw) else None
 
     def candidate_scores(self, hidden: Tensor, target: Tensor, candidates: Candidates) -> tuple[Tensor, Tensor]:
-        """Return scores of the targets [B] and of the candidates [B, ΣK], -inf where excluded."""
-        flat = torch.cat([block.ids.reshape(-1) for block in candidates.blocks])
+        """Return scores of the targets [B] and of the candidates [B, ΣK + I], -inf where excluded."""
+        blocks = candidates.parts(empty=target)
+        flat = torch.cat([block.ids.reshape(-1) for block in blocks])
         if self.update == "observed":
             target_rows, target_bias = self._lookup(target)
             with torch.no_grad():
@@ -318,11 +327,11 @@ class ClassHead(nn.Module):
             target_bias, bias = (None, None) if bias is None else bias.split(sizes)
         target_score = self._pair(hidden, target_rows, target_bias)
         hidden, rows = self._directions(hidden), self._directions(rows, scaled=False)
-        sizes = [block.ids.numel() for block in candidates.blocks]
+        sizes = [block.ids.numel() for block in blocks]
         biases = [None] * len(sizes) if bias is None else bias.split(sizes)
         scores = [
             linear_scores(hidden, part, part_bias, block)
-            for block, part, part_bias in zip(candidates.blocks, rows.split(sizes), biases, strict=True)
+            for block, part, part_bias in zip(blocks, rows.split(sizes), biases, strict=True)
         ]
         return target_score, exclude_hits(scores, candidates)
 

@@ -11,16 +11,17 @@ from manyclass import _check, _ranks
 from manyclass._context import is_checkpointed, is_functional, is_in_backward
 from manyclass.candidates import Candidates
 from manyclass.defaults import IGNORE_INDEX
-from manyclass.forms import LogSumExp, transformed
+from manyclass.forms import transformed
 from manyclass.heads._learning import LearningHead, advance, draw_candidates, observe
-from manyclass.heads.exact import ChunkedHead, exact_scores
+from manyclass.heads._probe import estimates_log_z
+from manyclass.heads.exact import exact_scores
 from manyclass.heads.examples import Examples, flatten_examples
 from manyclass.objectives import Likelihood
 
 OBSERVED_EXAMPLES = 256  # at most, in an observation: all of a large batch would cost a quarter of the step
 
 
-class SampledHead(ChunkedHead, LearningHead, Protocol):
+class SampledHead(LearningHead, Protocol):
     """A head whose loss combines a sampler and an objective, and which can also compute the exact loss."""
 
     @property
@@ -54,6 +55,7 @@ def sampled_loss(
     target: Tensor,
     *,
     weight: Tensor | None = None,
+    include: Tensor | None = None,
     exclude: Tensor | None = None,
     log_z: Tensor | None = None,
     ignore_index: int = IGNORE_INDEX,
@@ -66,7 +68,10 @@ def sampled_loss(
         hidden: [..., D], or whatever a scorer takes, [*target.shape, ...].
         target: ids [...].
         weight: the weight of each example [...]; the mean is divided by their sum.
-        exclude: ids [..., E], -1 pads: classes that must not count as negatives of that example.
+        include: ids [..., I], -1 pads: classes that are candidates of that example in every draw, each for itself
+            alone (κ = 1): hard negatives, the items of a session. A repeated class counts once, the target only if the
+            objective keeps hits.
+        exclude: ids [..., E], -1 pads: classes that must not count as negatives of that example, even if included.
         log_z: [...], the log normaliser of each example, for an objective that has one (NoiseContrastive).
         ignore_index: the target of examples that are left out of the loss.
         reduction: "mean", "sum" or "none".
@@ -82,12 +87,17 @@ def sampled_loss(
         target,
         self.num_classes,
         weight=weight,
+        include=include,
         exclude=exclude,
         log_z=log_z,
         ignore_index=ignore_index,
         reduction=reduction,
     )
-    return examples.reduce(_losses(self, examples, generator), reduction)
+    if examples.valid is None or is_functional() or not _check.reads_values(target) or not examples.valid.any():
+        return examples.reduce(_losses(self, examples, generator), reduction)
+    # Padded sequences may be ignored for the most part. Where reading values costs nothing, only the others are scored.
+    loss = _losses(self, examples.present(), generator)
+    return examples.reduce(loss.new_zeros(len(examples.valid)).masked_scatter(examples.valid, loss), reduction)
 
 
 def exact_loss(
@@ -102,7 +112,8 @@ def exact_loss(
 ) -> Tensor:
     """Return the exact cross entropy over all classes not excluded, computed in chunks of classes; it is never below 0.
 
-    The gradients of a table of class vectors are dense. Arguments are those of the sampled loss.
+    The gradients of a table of class vectors are dense. Arguments are those of the sampled loss, but for `include`:
+    every class is included.
     """
     self.check_hidden(hidden)
     examples = flatten_examples(
@@ -125,6 +136,7 @@ def approximate_log_likelihood(
     hidden: Tensor,
     target: Tensor,
     *,
+    include: Tensor | None = None,
     exclude: Tensor | None = None,
     generator: torch.Generator | None = None,
 ) -> Tensor:
@@ -133,7 +145,7 @@ def approximate_log_likelihood(
     On average it is a little too high. Without a generator it draws from torch's global one.
     """
     self.check_hidden(hidden)
-    examples = flatten_examples(hidden, target, self.num_classes, exclude=exclude)
+    examples = flatten_examples(hidden, target, self.num_classes, include=include, exclude=exclude)
     likelihood = Likelihood()
     with torch.no_grad():
         candidates = draw_candidates(self, examples, likelihood, generator)
@@ -143,7 +155,7 @@ def approximate_log_likelihood(
 
 def _losses(head: SampledHead, examples: Examples, generator: torch.Generator | None) -> Tensor:
     """Return losses [B] over one draw; in training, the sampler advances before it and observes after it."""
-    objective, sampler = head.objective, head.sampler
+    objective = head.objective
     if examples.log_z is not None and not objective.normalised:
         raise ValueError(f"`log_z` must be None for {objective!r}, which has no z, got a tensor")
     # A checkpoint calls the head twice a step. The sampler must learn once, and draw the same candidates again.
@@ -166,8 +178,8 @@ def _losses(head: SampledHead, examples: Examples, generator: torch.Generator | 
         advance(head)
         # In a backward pass no DDP is active: without an exchange, ranks would learn different probabilities.
         trains = not _ranks.are_several()
-    if trains and sampler.learns and isinstance(objective.form, LogSumExp) and objective.form.kappa:
-        observe(head, examples, candidates, lambda: _root_mean_square(slot_weights(), candidates))
+    if trains and estimates_log_z(objective):
+        observe(head, examples, candidates, loss.detach(), lambda: _root_mean_square(slot_weights(), candidates))
     return loss
 
 
@@ -202,6 +214,11 @@ def _eager(head: SampledHead, examples: Examples, candidates: Candidates) -> tup
 
 
 def _root_mean_square(slot_weights: Tensor, candidates: Candidates) -> Tensor:
-    """Return the root mean square over some of the examples of u/Z̃ [K], from κ u/Z̃ [B, K]."""
-    some = slot_weights[:: -(-len(slot_weights) // OBSERVED_EXAMPLES)]
-    return some.square().mean(0).sqrt_() * (-candidates.blocks[0].log_kappa[0]).exp()
+    """Return the root mean square over some examples of the first group of u/Z̃ [K], from κ u/Z̃ [B, K + I]."""
+    (block, *others), batch = candidates.blocks, len(slot_weights)
+    if others:
+        return slot_weights.new_empty(0)
+    # Slots of included classes, which follow, are not shared.
+    group = slot_weights[: -(-batch // block.ids.shape[0]), : block.ids.shape[1]]
+    some = group[:: -(-len(group) // OBSERVED_EXAMPLES)]
+    return some.square().mean(0).sqrt_() * (-block.log_kappa[0]).exp()

@@ -9,13 +9,14 @@ from torch import Tensor, nn
 from manyclass import _check
 from manyclass._handle import Handle
 from manyclass.candidates import Candidates
+from manyclass.heads._learning import probe_of
 from manyclass.heads._rows import gathered, is_sharded
 from manyclass.heads.exact import TopK, exact_log_prob, exact_log_z, exact_topk
 from manyclass.heads.examples import Examples
 from manyclass.heads.sampled import approximate_log_likelihood, exact_loss, sampled_loss
 from manyclass.kernels import at_least_float32, exclude_hits
 from manyclass.objectives import Likelihood, Objective
-from manyclass.samplers import Sampler, check_life_cycle
+from manyclass.samplers import ErrorProbe, Sampler, check_life_cycle
 
 
 class ScorerHead(nn.Module):
@@ -47,6 +48,7 @@ class ScorerHead(nn.Module):
         self.sampler = sampler
         self.objective = Likelihood() if objective is None else objective
         self.handle = Handle(self)
+        self.own_probe, self.extra_probes = ErrorProbe(), list[ErrorProbe]()
 
     @property
     def num_classes(self) -> int:
@@ -62,6 +64,11 @@ class ScorerHead(nn.Module):
     def class_vectors(self) -> tuple[None, None]:
         """None: the scorer alone knows its parameters."""
         return None, None
+
+    @property
+    def probe(self) -> ErrorProbe:
+        """The error of log Z̃ in training, measured at most 1 % of the time; `probe.error` is in nats."""
+        return probe_of(self)
 
     forward = sampled_loss
     exact_loss = exact_loss
@@ -95,9 +102,10 @@ class ScorerHead(nn.Module):
         return exact_topk(self, hidden, k, exclude)
 
     def candidate_scores(self, hidden: Tensor, target: Tensor, candidates: Candidates) -> tuple[Tensor, Tensor]:
-        """Return scores of the targets [B] and of the candidates [B, ΣK], -inf where excluded."""
+        """Return scores of the targets [B] and of the candidates [B, ΣK + I], -inf where excluded."""
         scores = [
-            block.ungroup(self._score(block.group(hidden), block.ids), len(hidden)) for block in candidates.blocks
+            block.ungroup(self._score(block.group(hidden), block.ids), len(hidden))
+            for block in candidates.parts(empty=target)
         ]
         return self._own(hidden, target.unsqueeze(1)).squeeze(1), exclude_hits(scores, candidates)
 

@@ -1,10 +1,12 @@
-"""Loss of a draw that the whole batch shares, with its gradient in closed form.
+"""Loss of a draw that groups of examples share, with its gradient in closed form.
 
 In both forms the gradient with regard to the scores, -γ, is known as soon as the loss is: for a log-sum-exp it is p̃,
 less 1 for the target. So a step is its three matrix products and one pass over the scores; autograd would keep them
 and read them again several times. The reference is `eager_loss`, which also computes the double backward pass.
 """
 
+import math
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,25 +16,31 @@ from manyclass.forms import Form, LogSumExp
 from manyclass.kernels import cpu, fallback
 from manyclass.kernels.draw import GatheredDraw, LinearDraw, PullBack
 from manyclass.kernels.eager import eager_loss
+from manyclass.kernels.included import add_included_, pull_back_included_
 
 _DTYPES = (torch.float32, torch.float64)
+MIN_GROUP_EXAMPLES = 16  # one group after the other: for smaller ones a batched product is faster
 
 
 def has_closed_form(form: Form, draw: LinearDraw) -> bool:
-    """Return True if `closed_form_loss` supports the draw: on the CPU, one block that the batch shares, one dtype.
+    """Return True if `closed_form_loss` supports the draw: on the CPU, one block, one dtype.
 
-    It supports dot products and untransformed target scores. A pair sum needs compiled kernels: with torch's
-    operators, autograd is as fast.
+    The batch, or groups that are runs of it, share the block. It supports dot products and untransformed target
+    scores. A pair sum needs compiled kernels, since with torch's operators autograd is as fast, and no included
+    classes, since it must count the slots of each example.
     """
     if draw.similarity.name != "dot" or form.target_transform is not None:
         return False
-    if not isinstance(form, LogSumExp) and (form.kappa or not form.needs_candidates or not cpu.is_available()):
-        return False
     blocks, dtype = draw.candidates.blocks, draw.hidden.dtype
+    if not isinstance(form, LogSumExp) and (
+        form.kappa or not form.needs_candidates or not cpu.is_available() or draw.candidates.included is not None
+    ):
+        return False
     tables = [draw.weight] if draw.bias is None else [draw.weight, draw.bias]
     return (
         len(blocks) == 1
-        and blocks[0].ids.shape[0] == 1
+        and blocks[0].order is None
+        and (blocks[0].ids.shape[0] == 1 or draw.target.shape[0] >= MIN_GROUP_EXAMPLES * blocks[0].ids.shape[0])
         and dtype in _DTYPES
         and all(table.dtype == dtype and table.is_contiguous() for table in tables)
         and not torch.is_autocast_enabled("cpu")
@@ -60,57 +68,126 @@ class _Loss(torch.autograd.Function):
     def forward(
         ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, draw: LinearDraw, form: Form
     ) -> tuple[Tensor, Tensor]:
-        candidates, batch = draw.candidates, hidden.shape[0]
-        (block,) = candidates.blocks
-        ids = torch.cat([draw.target, block.ids[0]])
+        candidates, given, hidden = draw.candidates, hidden, hidden.contiguous()
+        block, *own = candidates.parts(empty=draw.target)
+        groups = _groups(draw)
+        shared = [part for group in groups for part in (draw.target[group.examples], block.ids[group.number])]
+        # The rows of targets and slots come first, group by group; those of the included classes follow.
+        ids = torch.cat([*shared, *(part.ids.reshape(-1) for part in own)])
         rows = weight.index_select(0, ids)
-        score_gradient = hidden @ rows[batch:].T
-        gathered = GatheredDraw(
-            hidden.contiguous(),
-            rows,
-            bias,
-            ids[:batch],
-            ids[batch:],
-            block.log_kappa.contiguous(),
-            candidates.excluded.contiguous(),
-            candidates.num_classes,
-        )
-        loss, target_gradient = _differentiate_(form, score_gradient, gathered)
+        score_gradient = hidden.new_empty(hidden.shape[0], block.ids.shape[1])
+        loss, target_gradient = hidden.new_empty(hidden.shape[0]), hidden.new_empty(hidden.shape[0])
+        log_kappa, excluded = block.log_kappa.contiguous(), candidates.excluded.contiguous()
+        for group in groups:
+            examples, scores = group.examples, score_gradient[group.examples]
+            torch.mm(hidden[examples], rows[group.slots].T, out=scores)
+            gathered = GatheredDraw(
+                hidden[examples],
+                rows[group.rows],
+                bias,
+                ids[group.targets],
+                ids[group.slots],
+                log_kappa[group.number : group.number + 1],
+                excluded[examples],
+                candidates.num_classes,
+            )
+            loss[examples], target_gradient[examples] = _differentiate_(form, scores, gathered)
+        own_gradient = None
+        if own:
+            assert isinstance(form, LogSumExp)
+            target_score = (hidden * torch.cat([rows[group.targets] for group in groups])).sum(1)
+            scores = (rows[groups[-1].rows.stop :].unflatten(0, own[0].ids.shape) @ hidden.unsqueeze(2)).squeeze(2)
+            if bias is not None:
+                target_score += bias.index_select(0, draw.target)
+                scores += bias[own[0].ids]
+            scores.masked_fill_(own[0].log_kappa.isneginf(), -math.inf)
+            own_gradient = add_included_(
+                form,
+                target_score,
+                scores,
+                loss=loss,
+                score_gradient=score_gradient,
+                target_gradient=target_gradient,
+            )
         ctx.mark_non_differentiable(score_gradient)
         # Otherwise autograd would allocate zeros [B, K] as the gradient of the second output.
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(hidden, weight, bias, ids, rows, score_gradient, target_gradient)
+        ctx.save_for_backward(given, weight, bias, ids, rows, score_gradient, target_gradient, own_gradient)
         ctx.form, ctx.candidates, ctx.sparse = form, candidates, draw.sparse
+        ctx.target, ctx.groups = draw.target, groups
         return loss, score_gradient
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, _: None) -> tuple[Tensor | None, ...]:
-        hidden, weight, bias, ids, rows, score_gradient, target_gradient = ctx.saved_tensors
-        wanted, batch = ctx.needs_input_grad[:3], hidden.shape[0]
+        hidden, weight, bias, ids, rows, score_gradient, target_gradient, own_gradient = ctx.saved_tensors
+        wanted = ctx.needs_input_grad[:3]
         if torch.is_grad_enabled():
-            draw = LinearDraw(hidden, weight, bias, ids[:batch], ctx.candidates, sparse=ctx.sparse)
+            draw = LinearDraw(hidden, weight, bias, ctx.target, ctx.candidates, sparse=ctx.sparse)
             return *_differentiable(ctx.form, draw, grad, wanted), None, None
-        hidden = hidden.contiguous()
-        pull_back = PullBack(
-            score_gradient,
-            target_gradient,
-            grad.contiguous(),
-            hidden,
-            rows,
-            grad_hidden=score_gradient @ rows[batch:] if wanted[0] else None,
-            scaled_hidden=torch.empty_like(hidden) if wanted[1] else None,
-            row_values=torch.empty_like(rows) if wanted[1] else None,
-            bias_values=rows.new_empty(rows.shape[0]) if wanted[2] else None,
-        )
-        (cpu.pull_back_ if cpu.is_available() else fallback.pull_back_)(pull_back)
-        grad_weight = grad_bias = None
-        if pull_back.row_values is not None and pull_back.scaled_hidden is not None:
-            # Scaling the smaller factor leaves the saved tensors unchanged, for a second backward pass.
-            torch.mm(score_gradient.T, pull_back.scaled_hidden, out=pull_back.row_values[batch:])
-            grad_weight = _table_gradient(ids, pull_back.row_values, weight, ctx.sparse)
-        if pull_back.bias_values is not None:
-            grad_bias = _table_gradient(ids, pull_back.bias_values, bias, ctx.sparse)
-        return pull_back.grad_hidden, grad_weight, grad_bias, None, None
+        hidden, grad = hidden.contiguous(), grad.contiguous()
+        grad_hidden = torch.empty_like(hidden) if wanted[0] else None
+        row_values = torch.empty_like(rows) if wanted[1] else None
+        bias_values = rows.new_empty(rows.shape[0]) if wanted[2] else None
+        for group in ctx.groups:
+            examples, slots = group.examples, group.slots
+            pull_back = PullBack(
+                score_gradient[examples],
+                target_gradient[examples],
+                grad[examples],
+                hidden[examples],
+                rows[group.rows],
+                grad_hidden=None if grad_hidden is None else grad_hidden[examples],
+                scaled_hidden=None if row_values is None else torch.empty_like(hidden[examples]),
+                row_values=None if row_values is None else row_values[group.rows],
+                bias_values=None if bias_values is None else bias_values[group.rows],
+            )
+            if pull_back.grad_hidden is not None:
+                torch.mm(pull_back.score_gradient, rows[slots], out=pull_back.grad_hidden)
+            (cpu.pull_back_ if cpu.is_available() else fallback.pull_back_)(pull_back)
+            if row_values is not None and pull_back.scaled_hidden is not None:
+                # Scaling the smaller factor leaves the saved tensors unchanged, for a second backward pass.
+                torch.mm(pull_back.score_gradient.T, pull_back.scaled_hidden, out=row_values[slots])
+        if own_gradient is not None:
+            first = ctx.groups[-1].rows.stop
+            pull_back_included_(
+                own_gradient * grad.unsqueeze(1),
+                hidden,
+                rows[first:].unflatten(0, own_gradient.shape),
+                grad_hidden=grad_hidden,
+                row_values=None if row_values is None else row_values[first:],
+                bias_values=None if bias_values is None else bias_values[first:],
+            )
+        grad_weight = None if row_values is None else _table_gradient(ids, row_values, weight, ctx.sparse)
+        grad_bias = None if bias_values is None else _table_gradient(ids, bias_values, bias, ctx.sparse)
+        return grad_hidden, grad_weight, grad_bias, None, None
+
+
+@dataclass(frozen=True)
+class _Group:
+    """A run of examples that share K classes, and the place of their rows: first those of the targets, then the slots.
+
+    Args:
+        number: of the group.
+        examples: in the batch.
+        rows, targets, slots: among the rows looked up.
+    """
+
+    number: int
+    examples: slice
+    rows: slice
+    targets: slice
+    slots: slice
+
+
+def _groups(draw: LinearDraw) -> list[_Group]:
+    batch, (number, k) = draw.target.shape[0], draw.candidates.blocks[0].ids.shape
+    size = -(-batch // number)
+    groups = []
+    for first in range(0, batch, size):
+        end, row = min(first + size, batch), first + k * (first // size)
+        slots = slice(row + end - first, row + end - first + k)
+        groups.append(_Group(first // size, slice(first, end), slice(row, slots.stop), slice(row, slots.start), slots))
+    return groups
 
 
 def _differentiate_(form: Form, scores: Tensor, draw: GatheredDraw) -> tuple[Tensor, Tensor]:

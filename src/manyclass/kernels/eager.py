@@ -13,7 +13,7 @@ from manyclass.kernels.draw import LinearDraw
 
 def eager_loss(form: Form, draw: LinearDraw) -> Tensor:
     """Return the losses [B] of a form by torch's operators, differentiable any number of times."""
-    blocks, similarity = draw.candidates.blocks, draw.similarity
+    blocks, similarity = draw.candidates.parts(empty=draw.target), draw.similarity
     ids = torch.cat([draw.target, *(block.ids.reshape(-1) for block in blocks)])
     sizes = [len(draw.target), *(block.ids.numel() for block in blocks)]
     rows = directions(F.embedding(ids, draw.weight, sparse=draw.sparse), similarity, scaled=False)
@@ -54,12 +54,11 @@ def linear_scores(hidden: Tensor, rows: Tensor, bias: Tensor | None, block: Bloc
 
 
 def exclude_hits(scores: list[Tensor], candidates: Candidates) -> Tensor:
-    """Concatenate the blocks' scores [B, K], in float32 or better, with -inf where an example excludes the class."""
-    columns = []
-    for score, block in zip(scores, candidates.blocks, strict=True):
-        # Half precision would overflow when log κ is added, and its log-sum-exp is too coarse for a loss.
-        score = at_least_float32(score)
-        if candidates.excluded.shape[1]:
-            score = score.masked_fill(candidates.hits(block.spread(block.ids, candidates.batch)), -math.inf)
-        columns.append(score)
+    """Concatenate scores [B, K] of the parts, in float32 or better, with -inf where an example excludes the class."""
+    # Half precision would overflow when log κ is added, and its log-sum-exp is too coarse for a loss.
+    columns = [at_least_float32(score) for score in scores]
+    if candidates.excluded.shape[1]:
+        # Included classes are excluded from the blocks alone.
+        for i, block in enumerate(candidates.blocks):
+            columns[i] = columns[i].masked_fill(candidates.block_hits(block), -math.inf)
     return columns[0] if len(columns) == 1 else torch.cat(columns, 1)

@@ -39,7 +39,13 @@ class TaylorInverse:
         return -(gamma_target * target_score + terms.sum(1))
 
     def gamma(self, target_score: Tensor, scores: Tensor, candidates: Candidates) -> tuple[Tensor, Tensor]:
-        """Return γ of the target [B] and of the last draw's slots [B, K]."""
+        """Return γ of the target [B] and of the last draw's slots [B, K].
+
+        Raises:
+            ValueError: there are included classes, which belong to no draw.
+        """
+        if candidates.included is not None:
+            raise ValueError(f"`include` must be None for {type(self).__name__}, got classes that belong to no draw")
         # κ counts all draws together, so each draw alone needs κ times the number of draws.
         log_u = weighted(scores, candidates).double() + math.log(self._draws)
         log_u = log_u.unflatten(1, (self._draws, -1))

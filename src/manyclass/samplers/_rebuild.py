@@ -53,6 +53,11 @@ class BackgroundRebuild(Generic[M]):
         return len(self._vectors) > 0
 
     @property
+    def attached(self) -> tuple[Tensor, ...]:
+        """The attached class vectors, and biases if any, with or without values."""
+        return self._vectors
+
+    @property
     def vectors(self) -> tuple[Tensor, ...]:
         """The attached class vectors, and biases if any; none while they have no values."""
         return self._vectors if all(map(has_values, self._vectors)) else ()

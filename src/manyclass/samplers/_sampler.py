@@ -1,33 +1,40 @@
 """The protocol of samplers, and the functions they share."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Protocol, Self, runtime_checkable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, Self, runtime_checkable
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from manyclass import _check
-from manyclass.candidates import Candidates
+from manyclass.candidates import Candidates, contained
+from manyclass.samplers.error_probe import ErrorProbe
 
 
 @dataclass(frozen=True)
 class Observation:
     """The outcome of a training step, as a head shows it to its sampler.
 
-    The two functions cost time, so a sampler calls only the one it needs.
+    The functions cost time, so a sampler calls only those it needs.
 
     Args:
         candidates: the draw of the step.
-        probability: returns [K], the root mean square of each slot's u/Z̃ over examples of the batch, 0 in those that
-            exclude the class. It needs a draw that the whole batch shares.
-        rmse_log_z: returns the root-mean-square error of log Z̃ on a few examples, from further draws with a separate
-            generator of the given seed; NaN if all of them are ignored.
+        hidden: [B, D], or whatever a scorer takes, without gradients.
+        probability: returns [K], the root mean square of each slot's u/Z̃ over examples of the first group, 0 in those
+            that exclude the class; empty if the draw has several blocks.
+        trial: returns the mean square of log Z̃ - log Z that another sampler would have in this step, on a few of its
+            examples, from a draw with a separate generator of the given seed; NaN if all of them are ignored.
+        seconds: returns the time of the loss and its gradients in this step with another sampler; NaN if the
+            parameters are divided among processes, so that one alone cannot tell.
     """
 
     candidates: Candidates
+    hidden: Tensor
     probability: Callable[[], Tensor]
-    rmse_log_z: Callable[[int], float]
+    trial: "Callable[[Sampler, int], float]"
+    seconds: "Callable[[Sampler], float]"
 
 
 class Sampler(Protocol):
@@ -75,16 +82,28 @@ class Sampler(Protocol):
         target: Tensor,
         *,
         hidden: Tensor | None = None,
+        include: Tensor | None = None,
         exclude: Tensor | None = None,
         generator: torch.Generator | None = None,
     ) -> Candidates:
-        """Draw for targets [B]; `exclude` [B, E] (-1 pads) holds classes that are not candidates for an example."""
+        """Draw for targets [B].
+
+        Args:
+            target: ids [B].
+            hidden: [B, D], for samplers that depend on it.
+            include: ids [B, I], -1 pads: classes that an example sums explicitly, with κ = 1.
+            exclude: ids [B, E], -1 pads: classes that are not candidates for an example, not even if included.
+            generator: for the draw.
+        """
         ...
 
     def draw(
         self, target: Tensor, exclude: Tensor, *, hidden: Tensor | None, generator: torch.Generator | None
     ) -> Candidates:
-        """Draw for checked arguments: int64 [B] and [B, E], all in range."""
+        """Draw for checked arguments: int64 [B] and [B, E], all in range.
+
+        Classes that it returns as `included` must not be among those an example excludes.
+        """
         ...
 
     def observe(self, observation: Observation) -> None:
@@ -134,16 +153,73 @@ class AdjustableSampler(Sampler, Protocol):
         ...
 
 
+@runtime_checkable
+class DecidingSampler(Sampler, Protocol):
+    """A sampler that changes its design when the error of log Z̃ calls for it."""
+
+    @property
+    def probe(self) -> ErrorProbe:
+        """The probe it decides by; the head records into it before `observe`."""
+        ...
+
+    @property
+    def decisions(self) -> list[str]:
+        """A sentence for each decision so far: what was measured, what was chosen."""
+        ...
+
+
+def deciding_part(sampler: Sampler) -> DecidingSampler | None:
+    """Return the sampler, or the one that it wraps, that decides; None if there is none."""
+    # A step calls this, and `isinstance` with a protocol would take longer than its draw.
+    parts: Iterable[Any] = sampler.modules() if isinstance(sampler, nn.Module) else ()
+    return next((part for part in parts if hasattr(part, "decisions")), None)
+
+
 def checked_draw(
     self: Sampler,
     target: Tensor,
     *,
     hidden: Tensor | None = None,
+    include: Tensor | None = None,
     exclude: Tensor | None = None,
     generator: torch.Generator | None = None,
 ) -> Candidates:
     """Check the arguments, then draw: the `forward` of every sampler."""
-    return self.draw(*check_call(self, target, exclude), hidden=hidden, generator=generator)
+    target, include, exclude = check_call(self, target, include, exclude)
+    return draw_including(self, target, include, exclude, hidden=hidden, generator=generator)
+
+
+def draw_including(
+    sampler: Sampler,
+    target: Tensor,
+    include: Tensor | None,
+    exclude: Tensor,
+    *,
+    hidden: Tensor | None,
+    generator: torch.Generator | None,
+) -> Candidates:
+    """Draw for checked arguments, and append the classes that each example includes.
+
+    The sampler excludes them from its draw, so that its promise holds for the rest, and each counts once with κ = 1.
+    """
+    if include is None or include.shape[1] == 0:
+        return sampler.draw(target, exclude, hidden=hidden, generator=generator)
+    ascending = include.sort(1).values
+    repeated = F.pad(ascending[:, 1:] == ascending[:, :-1], (1, 0))
+    excluded = contained(ascending, exclude.unsqueeze(1)).squeeze(1)
+    kept = ascending.masked_fill(repeated | excluded, -1)
+    drawn = sampler.draw(target, torch.cat([exclude, kept], 1), hidden=hidden, generator=generator)
+    of_draw = drawn.target_log_kappa
+
+    def target_log_kappa() -> Tensor:
+        assert of_draw is not None
+        return of_draw().masked_fill((kept == target.unsqueeze(1)).any(1), 0.0)
+
+    return replace(
+        drawn,
+        included=kept if drawn.included is None else torch.cat([drawn.included, kept], 1),
+        target_log_kappa=None if of_draw is None else target_log_kappa,
+    )
 
 
 def no_vectors(self: Sampler, weight: Tensor, bias: Tensor | None = None) -> None:
@@ -167,8 +243,10 @@ def check_life_cycle(sampler: Sampler) -> None:
             )
 
 
-def check_call(sampler: Sampler, target: Tensor, exclude: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return targets as int64 [B] and exclusions as int64 [B, E], checked."""
+def check_call(
+    sampler: Sampler, target: Tensor, include: Tensor | None, exclude: Tensor | None
+) -> tuple[Tensor, Tensor | None, Tensor]:
+    """Return targets as int64 [B], inclusions as int64 [B, I] or None, and exclusions as int64 [B, E], checked."""
     num_classes, device = sampler.num_classes, sampler.device
     target = _check.ids("target", target, num_classes)
     batch = target.shape[0] if target.dim() == 1 else 0
@@ -176,13 +254,11 @@ def check_call(sampler: Sampler, target: Tensor, exclude: Tensor | None) -> tupl
         raise ValueError(f"`target` must be a vector of at least one class, got shape {list(target.shape)}")
     if device is not None:
         _check.device("target", target, device)
+    if include is not None:
+        include = _check.ids_by_example("include", include, num_classes, target)
     if exclude is None:
-        return target, target.new_empty(batch, 0)
-    exclude = _check.ids("exclude", exclude, num_classes, pads=True)
-    if exclude.dim() != 2 or exclude.shape[0] != batch:
-        raise ValueError(f"`exclude` must have shape [{batch}, E], got {list(exclude.shape)}")
-    _check.device("exclude", exclude, target.device)
-    return target, exclude
+        return target, include, target.new_empty(batch, 0)
+    return target, include, _check.ids_by_example("exclude", exclude, num_classes, target)
 
 
 def check_vectors(weight: Tensor, bias: Tensor | None, num_classes: int) -> None:

@@ -141,9 +141,10 @@ class WithExplicit(nn.Module):
         drawn = rest.target_log_kappa
         return Candidates(
             self._in_front(target, rest.blocks),
-            exclude,
+            exclude if rest.included is None else torch.cat([exclude, rest.included], 1),
             None if drawn is None else lambda: self._log_kappa(target, drawn),
             self.num_classes,
+            rest.included,
         )
 
     def _in_front(self, target: Tensor, drawn: tuple[Block, ...]) -> tuple[Block, ...]:

@@ -8,12 +8,12 @@ from torch import Tensor, nn
 
 from manyclass import _check, _ranks
 from manyclass._plain_state import load_state, move_state, save_state, saved_vector
-from manyclass.candidates import Candidates
+from manyclass.candidates import Block, Candidates
 from manyclass.counts import ClassCounts
 from manyclass.samplers._comb import Comb
 from manyclass.samplers._order import first_line
 from manyclass.samplers._rebuild import BackgroundRebuild
-from manyclass.samplers._sampler import Observation, checked_draw
+from manyclass.samplers._sampler import Observation, check_group_size, checked_draw, num_groups
 from manyclass.samplers._source import restored_left_out
 from manyclass.samplers._table import MAX_TOTAL
 
@@ -35,6 +35,8 @@ class Learned(nn.Module):
         every: steps between two rebuilds of the table on a background thread; each is used a quarter as many steps
             later. Default: the larger of 50 and √C.
         order: the order of the classes on the line, as for `Systematic`.
+        group_size: the greatest number of examples that share a draw, each group at another offset; None: the whole
+            batch. It learns from the first group.
 
     Raises:
         ValueError: k is above C; another number is out of range; a count is negative, infinite or NaN.
@@ -60,6 +62,7 @@ class Learned(nn.Module):
         mix: float = 0.5,
         every: int | None = None,
         order: str | Tensor | None = None,
+        group_size: int | None = None,
     ) -> None:
         super().__init__()
         self.counts = counts if isinstance(counts, ClassCounts) else ClassCounts(counts)
@@ -67,6 +70,7 @@ class Learned(nn.Module):
         self.mix = _check.number("mix", mix, low=0, strict=True)
         self._every = None if every is None else _check.integer("every", every, 1)
         self.k = _check.integer("k", k, 1, self.counts.num_classes)
+        self.group_size = check_group_size(group_size)
         # Ids of classes that are summed elsewhere and must not be drawn.
         self._left_out: Tensor | None = None
         frequency = self.counts.frequency()
@@ -139,13 +143,15 @@ class Learned(nn.Module):
             self.reorder()
         # The function below may be called after the comb has been replaced.
         comb = self.comb
-        blocks = comb.draw(1, stratified=False, generator=generator)
-        return Candidates(blocks, exclude, lambda: comb.log_kappa(target), self.num_classes)
+        groups = num_groups(target, self.group_size)
+        block = _one_block(comb.draw(groups, stratified=False, generator=generator), groups)
+        return Candidates((block,), exclude, lambda: comb.log_kappa(target), self.num_classes)
 
     @torch.no_grad()
     def observe(self, observation: Observation) -> None:
         """Move the estimates of the classes drawn, by every rank in turn."""
         (block,) = observation.candidates.blocks
+        # With several groups, the first: ranks may have different numbers of groups, but exchange equal shapes.
         for drawn in _ranks.from_ranks(block.ids[0], block.log_kappa[0], observation.probability()):
             self._learn(*drawn)
 
@@ -186,7 +192,8 @@ class Learned(nn.Module):
     def without(self, ids: Tensor) -> "Learned":
         """Return the same design over all classes but these, which are summed elsewhere."""
         order = self.comb.table.order if self.order is None or self.order.rule == "given" else self.order.rule
-        rest = Learned(self.counts, self.k, forget=self.forget, mix=self.mix, every=self._every, order=order)
+        options = {"forget": self.forget, "mix": self.mix, "every": self._every, "group_size": self.group_size}
+        rest = Learned(self.counts, self.k, order=order, **options)  # type: ignore[arg-type]
         rest.estimate = self.estimate.clone()
         rest._left_out = ids if self._left_out is None else torch.cat([self._left_out, ids])
         for vectors in () if self.order is None else self.order.vectors:
@@ -229,6 +236,12 @@ class Learned(nn.Module):
     def extra_repr(self) -> str:
         """Return the options shown by `repr`."""
         return f"forget={self.forget:g}, mix={self.mix:g}"
+
+
+def _one_block(blocks: tuple[Block, ...], groups: int) -> Block:
+    """Return a block of all slots: classes that are certain are drawn for each group."""
+    ids = torch.cat([block.ids.expand(groups, -1) for block in blocks], 1)
+    return blocks[0] if len(blocks) == 1 else Block(ids, torch.cat([b.log_kappa.expand(groups, -1) for b in blocks], 1))
 
 
 def _weight(estimate: Tensor, frequency: Tensor, mix: float, left_out: Tensor | None) -> Tensor:

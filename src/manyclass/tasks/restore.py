@@ -13,6 +13,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from manyclass import storage
 from manyclass.errors import UserError
+from manyclass.samplers import ErrorProbe
 from manyclass.tasks.model import Model, spec_from_content
 from manyclass.tasks.settings import Settings
 from manyclass.training import Record, Training
@@ -128,7 +129,7 @@ def _check_training(saved: Any, fresh: dict[str, Any], batches: int) -> None:
     if not isinstance(saved, dict) or set(saved) != set(fresh):
         raise ValueError("it does not describe a training")
     # These parts grow during the training, so their structure is checked separately.
-    grown = ("records", "spent", "best", "rng_at_epoch", "loss")
+    grown = ("records", "spent", "best", "rng_at_epoch", "loss", "probe")
     _check_alike("its training", *({k: v for k, v in x.items() if k not in grown} for x in (saved, fresh)))
     progress, best, random = saved["progress"], saved["best"], saved["rng_at_epoch"]
     if progress["position"] > batches or progress["epoch"] > progress["step"]:
@@ -138,6 +139,10 @@ def _check_training(saved: Any, fresh: dict[str, Any], batches: int) -> None:
         raise ValueError("its loss is no number")
     if not isinstance(saved["records"], list) or not all(map(_is_record, saved["records"])):
         raise ValueError("its records are damaged")
+    if not isinstance(saved["probe"], list) or not all(isinstance(value, float) for value in saved["probe"]):
+        raise ValueError("its probes are damaged")
+    if fresh["probe"]:
+        ErrorProbe().load_state(saved["probe"])
     if not isinstance(saved["spent"], dict) or not all(_is_number(x, float) for x in saved["spent"].values()):
         raise ValueError("its time by phase is damaged")
     if (
@@ -198,6 +203,7 @@ def _is_record(record: object) -> bool:
     return (
         all(_is_number(record[name], type_) for name, type_ in _RECORD_TYPES.items() if name != "loss")
         and all(isinstance(record[name], float | None) for name in ("held_out_loss", "rmse_log_z", "seconds_left"))
+        and isinstance(record["decision"], str | None)
         and isinstance(record["loss"], float)
         and isinstance(metrics, dict)
         and all(isinstance(name, str) and isinstance(value, float) for name, value in metrics.items())

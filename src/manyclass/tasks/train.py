@@ -16,7 +16,7 @@ from manyclass.tasks.optimizers import make_optimizers, make_schedulers
 from manyclass.tasks.restore import Run, restore
 from manyclass.tasks.size import check_size
 from manyclass.tasks.task import ModelSpec, ReadProgress, TrainingData
-from manyclass.training import Callback, Checkpoints, CSVLog, HeldOut, History, Probe, Training, load_checkpoint
+from manyclass.training import Callback, Checkpoints, CSVLog, HeldOut, History, Training, load_checkpoint
 
 _REPORT_STEPS = 20  # steps between records of the training loss
 
@@ -29,7 +29,7 @@ class RunOptions:
         evaluate_every: steps between evaluations; None: an epoch.
         evaluate_seconds: seconds between evaluations, instead of steps.
         evaluated: most held-out examples per evaluation during the training. The last evaluation uses all.
-        probe_every: steps between probes of the error of log Z̃; 0: no probes.
+        probe_every: steps between recorded probes of the error of log Z̃; None: as often as costs 1 %; 0: none.
         checkpoint_every: seconds between checkpoints.
         device: device of the model. None: the same as before when resuming, else the CPU.
         progress: called with the bytes read and their total, before the training.
@@ -43,7 +43,7 @@ class RunOptions:
     evaluate_every: int | None = None
     evaluate_seconds: float | None = None
     evaluated: int = 20_000
-    probe_every: int = 200
+    probe_every: int | None = None
     checkpoint_every: float = 60.0
     device: str | None = None
     progress: ReadProgress | None = None
@@ -59,7 +59,8 @@ class RunOptions:
                     f"`evaluate_seconds` must be None if `evaluate_every` is given, got {self.evaluate_seconds}"
                 )
         _check.integer("evaluated", self.evaluated, 1)
-        _check.integer("probe_every", self.probe_every, 0)
+        if self.probe_every is not None:
+            _check.integer("probe_every", self.probe_every, 0)
 
 
 @dataclass(frozen=True)
@@ -164,7 +165,7 @@ def _assemble(data: TrainingData, folder: Path, options: RunOptions, log: CSVLog
             by=task.best_by,
             patience=settings.patience,
         ),
-        probe=Probe(every=options.probe_every) if options.probe_every else None,
+        probe_every=options.probe_every,
         report_every=_REPORT_STEPS,
         penalty=None if penalty is None else lambda batch: penalty(model.encoder, batch.inputs, batch.target),
         clip=settings.clip,

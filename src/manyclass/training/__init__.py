@@ -14,6 +14,5 @@ from manyclass.training.history import History as History
 from manyclass.training.history import Progress as Progress
 from manyclass.training.history import Record as Record
 from manyclass.training.loop import Training as Training
-from manyclass.training.probe import Probe as Probe
 from manyclass.training.progress_line import ProgressLine as ProgressLine
 from manyclass.training.tensorboard_log import TensorBoardLog as TensorBoardLog

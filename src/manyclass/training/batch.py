@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from manyclass import _check
 from manyclass.defaults import IGNORE_INDEX
 
-_EXTRAS = ("weight", "exclude", "log_z")
+_EXTRAS = ("weight", "include", "exclude", "log_z")
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,7 @@ class Batch:
         target: ids [...]; positions of -100 are ignored.
         weight: [...] or None: the weight of each example. It counts the same in every batch: the loss minimised is
             Σ w·loss divided by the number of targets, not by the sum of the weights in the batch.
+        include: ids [..., I] or None. An evaluation, which scores all classes, needs none.
         exclude: ids [..., E] or None.
         log_z: [...] or None.
         examples: number of targets; on a GPU, to avoid a sync, ignored ones included.
@@ -34,6 +35,7 @@ class Batch:
     inputs: Any
     target: Tensor
     weight: Tensor | None = None
+    include: Tensor | None = None
     exclude: Tensor | None = None
     log_z: Tensor | None = None
     examples: int = 0
@@ -61,7 +63,7 @@ class Batch:
 
     def extras(self) -> dict[str, Tensor]:
         """Return the keyword arguments of the head that are given; a head need not accept the others."""
-        given = {"weight": self.weight, "exclude": self.exclude, "log_z": self.log_z}
+        given = {name: getattr(self, name) for name in _EXTRAS}
         return {name: value for name, value in given.items() if value is not None}
 
     def mean_weight(self) -> Tensor:

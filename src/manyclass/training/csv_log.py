@@ -17,7 +17,7 @@ from manyclass.training.history import History, Record
 if TYPE_CHECKING:
     from manyclass.training.loop import Training
 
-_COLUMNS = ("step", "epoch", "examples", "seconds", "loss", "held_out_loss", "rmse_log_z")
+_COLUMNS = ("step", "epoch", "examples", "seconds", "loss", "held_out_loss", "rmse_log_z", "decision")
 _MAX_BYTES = 1 << 28  # a row has about 100
 
 

@@ -17,7 +17,7 @@ class Progress:
         epoch: epochs completed.
         position: batches seen of the current epoch.
         examples: targets seen, ignored ones included.
-        seconds: seconds of training, without evaluations, probes and callbacks.
+        seconds: seconds of training, without evaluations and callbacks.
     """
 
     step: int = 0
@@ -36,8 +36,10 @@ class Record:
         loss: training loss, smoothed: the mean of the first 50 steps, then an exponential moving average (2% a step).
         held_out_loss: exact negative log likelihood of a held-out example; None without an evaluation.
         metrics: the user's, by name; empty without an evaluation.
-        rmse_log_z: error of log Z̃; None without a probe, or if the objective has no Z̃.
+        rmse_log_z: root-mean-square error of log Z̃ over the last eight probes; None if there was none since the record
+            before, or if the objective has no Z̃.
         seconds_left: seconds until the first limit at the pace so far; None if unknown.
+        decision: a sentence, if the sampler has changed its design: what was measured, what was chosen.
     """
 
     step: int
@@ -49,6 +51,7 @@ class Record:
     metrics: Mapping[str, float] = field(default_factory=dict)
     rmse_log_z: float | None = None
     seconds_left: float | None = None
+    decision: str | None = None
 
 
 def cost(record: Record, by: str) -> float:
@@ -68,7 +71,7 @@ class History:
         stopped: the limit reached ("epochs", "steps", "seconds"); "patience"; "batches": an iterator ran out first;
             "interrupted"; or "failed", which only callbacks see, because the error is raised.
         spent: seconds by phase: "batches" (waiting for them), "forward", "update" (gradients and optimisers),
-            "evaluation", "probes", "callbacks". A GPU runs asynchronously, so the phase that syncs pays for it.
+            "evaluation", "callbacks". A GPU runs asynchronously, so the phase that syncs pays for it.
     """
 
     records: tuple[Record, ...]

@@ -1,8 +1,9 @@
 """The training loop."""
 
+import contextlib
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -12,13 +13,13 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from manyclass import _check
+from manyclass.samplers import ErrorProbe, deciding_part
 from manyclass.training._stepping import BatchStream, Clip, Update, rng_state, set_rng_state
 from manyclass.training._stopping import Best, Limits, Stopwatch, defer_interrupts
 from manyclass.training.batch import Batch, device_of
 from manyclass.training.callback import Callback
 from manyclass.training.evaluate import HeldOut, evaluate
 from manyclass.training.history import History, Progress, Record, Stopped, cost
-from manyclass.training.probe import Probe
 
 _LOSS_SMOOTHING = 0.02  # the share of the newest step in the running mean of the loss
 
@@ -39,7 +40,8 @@ class Training:
         schedulers: learning-rate schedulers, stepped once per step.
         epochs, steps, seconds: limits, at least one; evaluations do not count as seconds.
         held_out: the data to evaluate on, when to evaluate, and when to stop early.
-        probe: when and how to measure the error of log Z̃.
+        probe_every: steps between measurements of the error of log Z̃, for the records only. None: those that the head
+            makes anyway, at 1 % of the time; 0: none is recorded. A training does not depend on it.
         report_every: steps between records of the training loss.
         penalty: added to the loss of a batch, such as a regulariser; records hold the loss without it.
         clip: clip the gradient norm over the parameters of all optimisers at this value; or a function that is
@@ -75,7 +77,7 @@ class Training:
         steps: int | None = None,
         seconds: float | None = None,
         held_out: HeldOut | None = None,
-        probe: Probe | None = None,
+        probe_every: int | None = None,
         report_every: int = 100,
         penalty: Callable[[Batch], Tensor] | None = None,
         clip: float | Clip | None = None,
@@ -91,9 +93,14 @@ class Training:
             raise TypeError(f"`batches` must be iterable more than once for {epochs} epochs, got a {got}")
         self._update = Update(optimizers, schedulers, clip)
         self._samples = hasattr(head, "sampler")
-        if probe is not None and not self._samples:
-            raise ValueError(f"`probe` must be None for {type(head).__name__}, which has no sampler, got {probe}")
-        self._held_out, self._probe = held_out, probe
+        if probe_every and not self._samples:
+            got = f"{type(head).__name__}, which has no sampler, got {probe_every}"
+            raise ValueError(f"`probe_every` must be None or 0 for {got}")
+        self._held_out = held_out
+        # The probe to record: a separate one, the head's, or none.
+        self._extra = ErrorProbe(every=probe_every) if probe_every else None
+        self._shows_probes = self._samples and probe_every != 0
+        self._probed, self._decided = 0, 0
         self._report_every = _check.integer("report_every", report_every, 1)
         self._penalty = penalty
         self._callbacks = list(callbacks)
@@ -124,7 +131,7 @@ class Training:
         if self._rng_now is not None:
             set_rng_state(self._rng_now, self._device)
             self._rng_now = None
-        with defer_interrupts() as interrupted:
+        with defer_interrupts() as interrupted, self._probing():
             try:
                 stopped = self._run(interrupted)
             except KeyboardInterrupt:
@@ -178,6 +185,7 @@ class Training:
             "loss": float(self._loss),
             "spent": self._stopwatch.seconds,
             "best": self._best.state_dict(),
+            "probe": self._shown_probe().state() if self._shows_probes else [],
             "rng_now": self._rng_now or rng_state(self._device),
             "rng_at_epoch": self._stream.rng_at_epoch,
         }
@@ -194,6 +202,9 @@ class Training:
         self._loss.fill_(state["loss"])
         self._stopwatch = Stopwatch(state["spent"])
         self._best.load_state_dict(state["best"])
+        if self._shows_probes:
+            self._shown_probe().load_state(state["probe"])
+            self._probed = self._shown_probe().number
         self._rng_now, self._stream.rng_at_epoch = state["rng_now"], state["rng_at_epoch"]
 
     def _epoch(self, interrupted: Callable[[], bool]) -> Stopped | None:
@@ -239,18 +250,46 @@ class Training:
         self.progress = replace(self.progress, step=step, position=position, examples=examples)
         self._count_seconds()
         evaluating = self._held_out is not None and self._held_out.is_due(before, self.progress)
-        probing = self._probe is not None and step % self._probe.every == 0
-        if evaluating or probing or step % self._report_every == 0:
-            self._record(evaluating=evaluating, probed=(hidden, batch.target) if probing else None)
+        news = self._news()
+        if evaluating or news or step % self._report_every == 0:
+            self._record(evaluating=evaluating, news=news)
 
-    def _record(self, *, evaluating: bool = False, probed: tuple[Tensor, Tensor] | None = None) -> None:
+    @contextlib.contextmanager
+    def _probing(self) -> Iterator[None]:
+        """Let the head probe for the records too."""
+        if self._extra is None:
+            yield
+            return
+        probes: list[ErrorProbe] = self._head.extra_probes  # type: ignore[assignment]
+        probes.append(self._extra)
+        try:
+            yield
+        finally:
+            probes.remove(self._extra)
+
+    def _shown_probe(self) -> ErrorProbe:
+        return self._extra or self._head.probe  # type: ignore[return-value]
+
+    def _news(self) -> dict[str, Any]:
+        """Return the fields of a record that the step has changed: the pooled error, a decision of the sampler."""
+        news: dict[str, Any] = {}
+        if not self._samples:
+            return news
+        if self._shows_probes and (probe := self._shown_probe()).number != self._probed:
+            self._probed, news["rmse_log_z"] = probe.number, probe.error
+        decides = deciding_part(self._head.sampler)  # type: ignore[arg-type]
+        if decides is not None and len(decides.decisions) != self._decided:
+            self._decided, news["decision"] = len(decides.decisions), decides.decisions[-1]
+        return news
+
+    def _record(self, *, evaluating: bool = False, news: dict[str, Any] | None = None) -> None:
         loss = self._loss.item()
         # Reading the loss waited for the device, so only now are the seconds complete.
         self._count_seconds()
         at = self.progress
         left = self._limits.seconds_left(at, len(self._stream) or None)
         _finite("loss", loss, at.step)
-        record = Record(at.step, at.epoch, at.examples, at.seconds, loss, seconds_left=left)
+        record = Record(at.step, at.epoch, at.examples, at.seconds, loss, seconds_left=left, **(news or {}))
         if evaluating and self._held_out is not None:
             self._update.catch_up()
             report = evaluate(self._head, self._held_out.batches, encoder=self._encoder, metrics=self._held_out.metrics)
@@ -259,10 +298,6 @@ class Training:
             record = replace(record, held_out_loss=report.loss, metrics=report.metrics)
             self._best.update(cost(record, self._held_out.by), report.loss, at.step)
             self._stopwatch.lap("evaluation")
-        if probed is not None and self._probe is not None:
-            rmse = self._probe.rmse_log_z(self._head, *probed, seed=self._seed + at.step)
-            record = replace(record, rmse_log_z=rmse)
-            self._stopwatch.lap("probes")
         self._records.append(record)
         self._resumable = True
         for callback in self._callbacks:

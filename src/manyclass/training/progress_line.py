@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from manyclass.training.loop import Training
 
 
+CLEARED_LINE = "\r\x1b[K"
+
+
 class ProgressLine(Callback):
     """A callback that prints progress with the last held-out loss and error of log Z̃.
 
@@ -38,6 +41,9 @@ class ProgressLine(Callback):
         """Print or overwrite the line."""
         file, now = self._file(), time.monotonic()
         self._update(record)
+        if record.decision is not None:
+            file.write(f"{CLEARED_LINE if file.isatty() else ''}{record.decision}\n")
+            self._open = False
         evaluated = record.held_out_loss is not None
         if file.isatty():
             # One column stays free, because some terminals wrap a full line.
@@ -80,7 +86,7 @@ class ProgressLine(Callback):
             parts.append(f"held-out loss {self._held_out:.4f}")
         parts += [f"{name} {value:.4g}" for name, value in record.metrics.items()]
         if self._rmse is not None:
-            parts.append(f"rmse log Z {self._rmse:.3g}")
+            parts.append(f"error of log Z {self._rmse:.2g}")
         if record.seconds_left is not None:
             parts.append(f"{_format_seconds(record.seconds_left)} left")
         return "  ".join(parts)

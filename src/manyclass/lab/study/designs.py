@@ -1,11 +1,10 @@
 """The sampling designs that the study compares."""
 
-import importlib.util
 from collections.abc import Callable, Sequence
 
 from manyclass.counts import ClassCounts
 from manyclass.registry import SAMPLERS
-from manyclass.samplers import Bernoulli, Clustered, Learned, Nearest, Sampler, Systematic
+from manyclass.samplers import Bernoulli, Clustered, Learned, Sampler, Systematic
 
 Design = Callable[[ClassCounts, int], Sampler]
 
@@ -26,8 +25,7 @@ DESIGNS: dict[str, Design] = {
     "clustered, groups of 32": lambda counts, k: Clustered(counts, k, group_size=32),
     "clustered, groups of 8": lambda counts, k: Clustered(counts, k, group_size=8),
     "clustered, each example": lambda counts, k: Clustered(counts, k, group_size=1),
-    "nearest, groups of 32": lambda counts, k: Nearest(counts, k, group_size=32),
-    "nearest, each example": lambda counts, k: Nearest(counts, k, group_size=1),
+    "tailored": SAMPLERS["tailored"],
 }
 
 # Descriptions for the report.
@@ -45,21 +43,12 @@ DESIGN_DESCRIPTIONS = {
     "clustered, groups of 32": "the same in groups of 32",
     "clustered, groups of 8": "the same in groups of 8",
     "clustered, each example": "the same with a separate draw for each example",
-    "nearest, groups of 32": "groups of 32 similar examples, the nearest k/2 classes explicit, the rest systematic",
-    "nearest, each example": "the same with a separate draw for each example",
+    "tailored": "systematic sampling with π from the largest probability that an example of the batch gives to a class",
 }
-FAISS_DESIGNS = ("nearest, groups of 32", "nearest, each example")
 # These designs gather separate rows for each example: thousands of rows for a batch of 1,024 take gigabytes.
-PER_EXAMPLE_DESIGNS, MAX_PER_EXAMPLE_K = ("clustered, each example", "nearest, each example"), 512
+PER_EXAMPLE_DESIGNS, MAX_PER_EXAMPLE_K = ("clustered, each example",), 512
 
 
 def measured_ks(design: str, ks: Sequence[int]) -> list[int]:
     """Return the values of k at which a design is measured."""
     return [k for k in ks if design not in PER_EXAMPLE_DESIGNS or k <= MAX_PER_EXAMPLE_K]
-
-
-def available_designs() -> list[str]:
-    """Return the designs with all their libraries installed."""
-    if importlib.util.find_spec("faiss") is None:
-        return [name for name in DESIGNS if name not in FAISS_DESIGNS]
-    return list(DESIGNS)

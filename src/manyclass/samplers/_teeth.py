@@ -1,0 +1,71 @@
+"""Systematic draws from inclusion probabilities that are made at each step: no tables, static shapes, no sync.
+
+Inclusion probabilities and the random offset are multiples of a power of two, the quantum, small enough to be exact and
+large enough that every sum of them is exact in float64. So the place of a class on the line does not depend on the
+order of summation, its inclusion probability is exactly its π, and a class of π = 1 is drawn exactly once.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+# Newton's method finds the scale in 3 to 8 steps. After fewer, π sums to less than k, which costs slots, never bias.
+NEWTON_STEPS = 8
+MANTISSA_BITS = 52
+
+
+class Teeth:
+    """A comb of k teeth of unit spacing. It never changes.
+
+    Args:
+        k: the number of teeth.
+        num_drawn: the number of classes of positive weight.
+        device: the device of its tensors.
+    """
+
+    def __init__(self, k: int, num_drawn: int, device: torch.device) -> None:
+        # Tensors, since numbers would be constants of a compiled graph, which every other k would compile again.
+        self._number = torch.arange(k, dtype=torch.float64, device=device)
+        quantum = math.ldexp(1.0, k.bit_length() - MANTISSA_BITS)
+        self._quantum = torch.tensor(quantum, dtype=torch.float64, device=device)
+        # Rounded up to one quantum, the rarest classes take at most as many more.
+        self._goal = torch.tensor(k - num_drawn * quantum, dtype=torch.float64, device=device)
+        self._takes_all = k >= num_drawn
+
+    @property
+    def device(self) -> torch.device:
+        """The device of its tensors."""
+        return self._number.device
+
+    def inclusion(self, weight: Tensor) -> Tensor:
+        """Return π = min(1, a·weight) [G, N] in multiples of the quantum, with a solved for Σ π ≤ k.
+
+        Args:
+            weight: float64 [G, N], finite and not negative, a row sum above 0.
+        """
+        drawn = weight > 0
+        if self._takes_all:
+            return drawn.double()
+        scale = self._goal / weight.sum(1, keepdim=True)
+        for _ in range(NEWTON_STEPS):
+            certain = weight * scale >= 1
+            rest = weight.masked_fill(certain, 0.0).sum(1, keepdim=True)
+            # Each step adds classes to the certain ones and scales the others up. If none is left, the scale stays.
+            scale = torch.where(rest > 0, (self._goal - certain.sum(1, keepdim=True)) / rest, scale)
+        multiple = (weight * (scale / self._quantum)).floor_().clamp_(min=1.0)
+        return (multiple * self._quantum).clamp_(max=1.0).masked_fill_(~drawn, 0.0)
+
+    def draw(self, pi: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
+        """Return the places [G, k] under the teeth and their log κ = -log π; -inf for teeth beyond the end of the line.
+
+        Args:
+            pi: [G, N] from `inclusion`.
+            generator: for the offsets, one for each row.
+        """
+        groups, length = pi.shape
+        offset = torch.rand(groups, 1, dtype=torch.float64, device=self.device, generator=generator)
+        position = (offset / self._quantum).floor_().mul_(self._quantum) + self._number
+        place = torch.searchsorted(pi.cumsum(1), position, right=True)
+        log_kappa = -pi.gather(1, place.clamp(max=length - 1)).log()
+        return place.clamp(max=length - 1), log_kappa.masked_fill_(place >= length, -math.inf)

@@ -1,0 +1,324 @@
+"""The cheapest design whose error of log Z̃ is small on the data and the device at hand."""
+
+import logging
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import astuple, dataclass, fields
+
+import torch
+from torch import Tensor, nn
+
+from manyclass import _check, _ranks, defaults
+from manyclass._plain_state import load_state, move_state, save_state, saved_vector
+from manyclass.candidates import Candidates
+from manyclass.counts import ClassCounts
+from manyclass.samplers._sampler import Observation, checked_draw
+from manyclass.samplers.budget import TOO_HIGH, TOO_LOW
+from manyclass.samplers.error_probe import POOLED_PROBES, STATE_LENGTH, ErrorProbe
+from manyclass.samplers.exhaustive import Exhaustive
+from manyclass.samplers.learned import Learned
+from manyclass.samplers.tailored import Tailored
+
+log = logging.getLogger("manyclass")
+
+EXACT, SHARED, TAILORED = "exact", "shared", "tailored"
+DESIGNS = (EXACT, SHARED, TAILORED)
+GROUP_SIZE = 512  # examples that share a draw: half of the least k, or draws would add to the gradient's noise
+# The error falls with this power of k.
+POWERS = {SHARED: 0.5, TAILORED: 1.0}
+TRIALS = 4
+MIN_HASTY_PROBES = 4  # before a decision about an error of twice the highest
+CHEAPER = 0.9  # of the present cost: no design is left for a smaller gain
+LOWER = 2 / 3  # of the chosen error: a cheaper design must keep below that
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Seconds of the loss and its gradients in one step; NaN: not measured yet.
+
+    Args:
+        exact: with all classes.
+        shared: with `Learned`, at k = 1,024.
+        tailored: with `Tailored`, at k = 1,024.
+        per_class: of each further class that is drawn.
+    """
+
+    exact: float = math.nan
+    shared: float = math.nan
+    tailored: float = math.nan
+    per_class: float = math.nan
+
+    def of(self, design: str, k: int) -> float:
+        """Return the seconds of a design that draws k classes."""
+        if design == EXACT:
+            return self.exact
+        return float(getattr(self, design)) + self.per_class * (k - defaults.K)
+
+
+class Automatic(nn.Module):
+    """A choice, made in training and looked at again, among three designs: the cheapest with a small error of log Z̃.
+
+    The designs are exact (`Exhaustive`), shared (`Learned`: one set of probabilities for all batches) and tailored
+    (`Tailored`: probabilities made for each batch). The first training step measures the time of each. It starts with
+    the shared design, or with the exact one if that is cheaper. When the error over eight probes is above 4/3 of
+    `rmse_log_z`, it doubles k, or takes the cheapest design that is accurate enough; below 7/15 of it, it halves k or
+    takes a cheaper design. Each decision is logged and kept in `decisions`. The error is never looked at with an
+    objective that has no Z̃.
+
+    Args:
+        counts: ClassCounts, or C positive counts; more than 1,024 classes.
+        rmse_log_z: the error of log Z̃ to keep below.
+        costs: the seconds of a step by design, as another training measured them: given these, all decisions follow
+            from the seed. None: they are measured.
+
+    Raises:
+        ValueError: there are at most 1,024 classes, or a number is out of range.
+
+    Example:
+        >>> from manyclass import ClassHead
+        >>> head = ClassHead(8, 5000, sampler=Automatic(torch.ones(5000)))
+        >>> for _ in range(2):
+        ...     head(torch.randn(16, 8), torch.arange(16)).backward()
+        >>> head.sampler.design in ("exact", "shared"), head.sampler.costs.exact > 0
+        (True, True)
+    """
+
+    unbiased = True
+    renormalises = False
+    learns = True
+    saved = ("progress",)
+    _apply, _save_to_state_dict, _load_from_state_dict = move_state, save_state, load_state
+
+    def __init__(
+        self,
+        counts: Tensor | ClassCounts,
+        rmse_log_z: float = defaults.RMSE_LOG_Z,
+        *,
+        costs: Costs | None = None,
+    ) -> None:
+        super().__init__()
+        counts = counts if isinstance(counts, ClassCounts) else ClassCounts(counts)
+        _check.integer("num_classes", counts.num_classes, defaults.K + 1)
+        self.rmse_log_z = _check.number("rmse_log_z", rmse_log_z, low=0, strict=True)
+        # The order by clusters of class vectors lowers the error by a tenth at almost no cost.
+        self.shared = Learned(counts, defaults.K, order="cluster", group_size=GROUP_SIZE)
+        self.tailored = Tailored(counts, defaults.K, group_size=GROUP_SIZE)
+        self.exact = Exhaustive(counts.num_classes)
+        self.costs = Costs() if costs is None else costs
+        self.design = SHARED
+        self.probe = ErrorProbe()
+        self.decisions: list[str] = []
+        # The number of probes at the last look, and the design and k that begin with the next step.
+        self._looked = 0
+        self._next: tuple[str, int] | None = None
+
+    @property
+    def k(self) -> int:
+        """The present number of classes drawn for an example."""
+        return self._k(self.design)
+
+    def _k(self, design: str) -> int:
+        return self.num_classes if design == EXACT else int(getattr(self, design).k)
+
+    @property
+    def live(self) -> Exhaustive | Learned | Tailored:
+        """The sampler of the present design."""
+        found: Exhaustive | Learned | Tailored = getattr(self, self.design)
+        return found
+
+    num_classes = property(lambda self: self.shared.num_classes)
+    device = property(lambda self: self.shared.device)
+
+    forward = checked_draw
+
+    def draw(
+        self, target: Tensor, exclude: Tensor, *, hidden: Tensor | None, generator: torch.Generator | None
+    ) -> Candidates:
+        """Draw for checked arguments, with the present design."""
+        return self.live.draw(target, exclude, hidden=hidden, generator=generator)
+
+    def attach(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        """Attach class vectors to the designs that use them."""
+        self.shared.attach(weight, bias)
+        self.tailored.attach(weight, bias)
+
+    def advance(self) -> None:
+        """Begin with the design that the last step has chosen, and count a training step in it."""
+        if self._next is not None:
+            design, k = self._next
+            self._set_k(design, k)
+            self.design, self._next = design, None
+            self.probe.restart_pool()
+        self.live.advance()
+
+    def observe(self, observation: Observation) -> None:
+        """Let the designs learn, measure their times in the first step, and look at the pooled error."""
+        if self.live.learns:
+            self.live.observe(observation)
+        if math.isnan(self.costs.exact):
+            self._measure(observation)
+            if self.costs.exact <= self.costs.shared:
+                self._take(EXACT, self.num_classes, f"a step takes {_costs_text(self.costs)}")
+        elif self._is_due():
+            self._looked = self.probe.number
+            self._look(observation)
+
+    def _is_due(self) -> bool:
+        error = self.probe.error
+        # While exact is the cheapest of all, no error could change the choice.
+        if error is None or self.costs.exact <= self.costs.shared or self._next is not None:
+            return False
+        high = TOO_HIGH * self.rmse_log_z
+        if self.probe.pooled < POOLED_PROBES or self.probe.number - self._looked < POOLED_PROBES:
+            return self._looked == 0 and self.probe.pooled >= MIN_HASTY_PROBES and error > 2 * high
+        return error > high or error < TOO_LOW * self.rmse_log_z
+
+    def _look(self, observation: Observation) -> None:
+        error = self.probe.error
+        assert error is not None
+        present, is_high = self.costs.of(self.design, self.k), error > self.rmse_log_z
+        errors = {self.design: error}
+        options: list[tuple[float, str, int, float]] = []
+        for design in DESIGNS:
+            if design not in errors:
+                errors[design] = 0.0 if design == EXACT else self._try(design, observation)
+            # Costs of a design that was never tried are measured in that trial.
+            bound = self.rmse_log_z * (1.0 if is_high or design == self.design else LOWER)
+            for k, predicted in self._options(design, errors[design], is_high=is_high):
+                cost = self.costs.of(design, k)
+                if predicted <= bound and (is_high or design == self.design or cost < CHEAPER * present):
+                    options.append((cost, design, k, predicted))
+                    break
+        cost, design, k, predicted = min(options)
+        if cost >= self.costs.exact:
+            cost, design, k, predicted = self.costs.exact, EXACT, self.num_classes, 0.0
+        if (design, k) == (self.design, self.k):
+            return
+        measured = ", ".join(
+            f"{errors[name]:.2g} with {_design_text(name, k)} ({1e3 * self.costs.of(name, k):.3g} ms)"
+            for name, k in ((name, self._k(name)) for name in DESIGNS)
+        )
+        self._take(design, k, f"the error of log Z̃ is {measured}")
+
+    def _options(self, design: str, error: float, *, is_high: bool) -> Iterator[tuple[int, float]]:
+        """Yield numbers of classes in ascending order, and the error to expect of each."""
+        if design == EXACT:
+            yield self.num_classes, 0.0
+            return
+        k, most = self._k(design), self.num_classes // 2
+        ks = [defaults.K << i for i in range(most.bit_length()) if defaults.K << i <= most]
+        if design == self.design:
+            # A change of k by more than a factor of 2 would rest on the power law alone.
+            ks = [k, 2 * k] if is_high else [k // 2, k]
+        for other in ks:
+            if defaults.K <= other <= most:
+                yield other, error * (k / other) ** POWERS[design]
+
+    def _try(self, design: str, observation: Observation) -> float:
+        """Return the error that a design, which is not the present one, would have in this step."""
+        sampler: Learned | Tailored = getattr(self, design)
+        if design == TAILORED:
+            # A sketch of the present hidden vectors, as it would be if this were the present design.
+            sampler.observe(observation)
+            sampler.refresh()
+        if math.isnan(getattr(self.costs, design)):
+            seconds = self._seconds(design, observation) + self.costs.per_class * (defaults.K - sampler.k)
+            self.costs = _replace(self.costs, design, seconds)
+        squares = [observation.trial(sampler, self.probe.steps + i) for i in range(TRIALS)]
+        square = _ranks.mean_over_ranks(math.fsum(squares) / TRIALS, observation.hidden.device)
+        return math.sqrt(square) if square >= 0 else math.inf
+
+    def _measure(self, observation: Observation) -> None:
+        """Measure what exact and shared steps take; the tailored design is measured when it is first tried."""
+        more = min(4 * defaults.K, self.num_classes)
+        exact, shared = (self._seconds(design, observation) for design in (EXACT, SHARED))
+        self.shared.set_k(more)
+        larger = self._seconds(SHARED, observation)
+        self.shared.set_k(defaults.K)
+        per_class = max(0.0, (larger - shared) / (more - defaults.K))
+        self.costs = Costs(exact, shared, math.nan, per_class)
+
+    def _seconds(self, design: str, observation: Observation) -> float:
+        seconds = observation.seconds(getattr(self, design))
+        seconds = _ranks.mean_over_ranks(seconds, observation.hidden.device)
+        if math.isnan(seconds):
+            # Without a clock: classes scored, and an eighth of a score for each class that a sketch scans.
+            scanned = self.num_classes / 8 if design == TAILORED else 0
+            return float(self._k(design) + scanned)
+        return seconds
+
+    def _take(self, design: str, k: int, reason: str) -> None:
+        self._next = (design, k)
+        line = f"step {self.probe.steps:,}: {reason}; from now on {_design_text(design, k)}"
+        self.decisions.append(line)
+        log.info(line)
+
+    def _set_k(self, design: str, k: int) -> None:
+        if design != EXACT and self._k(design) != k:
+            getattr(self, design).set_k(k)
+
+    def refresh(self) -> None:
+        """Rebuild the tables from the counts."""
+        self.shared.refresh()
+        self.tailored.refresh()
+
+    def resize(self, num_classes: int) -> None:
+        """Resize the counts, and lower k if fewer classes are left."""
+        _check.integer("num_classes", num_classes, 1)
+        for design in (SHARED, TAILORED):
+            self._set_k(design, min(self._k(design), num_classes))
+            getattr(self, design).resize(num_classes)
+        self.exact.resize(num_classes)
+        # A step with another number of classes takes another time.
+        self.costs, self._next = Costs(), None
+
+    @property
+    def progress(self) -> Tensor:
+        """float64: the design and the next one, their k, the costs, the last look, and the state of the probe."""
+        design, k = (self.design, self.k) if self._next is None else self._next
+        chosen = [DESIGNS.index(self.design), self._k(SHARED), self._k(TAILORED), DESIGNS.index(design), k]
+        costs = [-1.0 if math.isnan(cost) else cost for cost in astuple(self.costs)]
+        values = [*chosen, self._next is not None, self._looked, *costs, *self.probe.state()]
+        return torch.tensor(values, dtype=torch.float64, device="cpu")
+
+    def move(self, device: torch.device) -> None:
+        """Do nothing: the designs move their tables."""
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Continue from a saved choice, its costs and the probes so far."""
+        length = _CHOICE_LENGTH + len(fields(Costs)) + STATE_LENGTH
+        values = saved_vector("progress", state["progress"], torch.float64, length, low=-1.0).tolist()
+        if not max(values) < math.inf:
+            raise ValueError(f"`progress` must be finite, got {max(values)}")
+        design, shared, tailored, other, k, awaited, looked = map(int, values[:_CHOICE_LENGTH])
+        for index in (design, other):
+            _check.integer("design", index, 0, len(DESIGNS) - 1)
+        for number in (shared, tailored, k):
+            _check.integer("k", number, 1, self.num_classes)
+        costs, probe = values[_CHOICE_LENGTH:-STATE_LENGTH], values[-STATE_LENGTH:]
+        self.probe.load_state(probe)
+        # The states of the designs, loaded next, belong to these numbers of classes.
+        self._set_k(SHARED, shared)
+        self._set_k(TAILORED, tailored)
+        self.design, self._looked = DESIGNS[design], max(0, looked)
+        self._next = (DESIGNS[other], k) if awaited > 0 else None
+        self.costs = Costs(*(math.nan if cost < 0 else cost for cost in costs))
+
+    def extra_repr(self) -> str:
+        """Return the options shown by `repr`."""
+        return f"design={self.design!r}, k={self.k}, rmse_log_z={self.rmse_log_z:g}"
+
+
+_CHOICE_LENGTH = 7
+
+
+def _replace(costs: Costs, design: str, seconds: float) -> Costs:
+    return Costs(**{**{field.name: getattr(costs, field.name) for field in fields(Costs)}, design: seconds})
+
+
+def _design_text(design: str, k: int) -> str:
+    return "all classes" if design == EXACT else f"the {design} design, k = {k:,}"
+
+
+def _costs_text(costs: Costs) -> str:
+    return f"{1e3 * costs.exact:.3g} ms with all classes, {1e3 * costs.shared:.3g} ms with {defaults.K:,} drawn ones"

@@ -1,0 +1,263 @@
+"""A draw that is made for its batch: classes in proportion to the largest probability that an example gives them."""
+
+import math
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from manyclass import _check, _ranks
+from manyclass._context import isolated
+from manyclass._plain_state import load_state, move_state, save_state, saved_vector
+from manyclass.candidates import Block, Candidates, contained
+from manyclass.counts import ClassCounts
+from manyclass.samplers._rebuild import BackgroundRebuild
+from manyclass.samplers._sampler import Observation, check_group_size, check_vectors, checked_draw, num_groups
+from manyclass.samplers._scan import likelihood_of_classes
+from manyclass.samplers._sketch import Sketch, checked_square
+from manyclass.samplers._source import WeightSource
+from manyclass.samplers._teeth import Teeth
+
+FORGOTTEN_SHARE = 0.2  # of the second moment, with each batch that is added to it
+BATCHES_PER_SKETCH = 5
+
+
+class Tailored(nn.Module):
+    """A draw of k distinct classes for each group of examples, π = min(1, a·w), from a sketch p̂ of their probabilities.
+
+    For the examples n of a group, m(c) = max_n p̂_n(c), and w = (1 - mix) m/Σm + mix f with the frequencies f; a is
+    solved for Σ π = k, and κ = 1/π. With true p the relative variance of Z̃ of every example is at most Σm/k. Wrong p̂
+    cost variance, never bias. All classes are scanned at each draw, so a step takes time in proportion to C.
+
+    The sketch has rank r: ŝ = (hidden V)(W V)ᵀ + b, with the leading eigenvectors V [D, r] of a running second moment
+    of hidden, which is renewed on a background thread; W V is made at each draw. Before the first V, ŝ are the scores.
+
+    Without `hidden`, or before class vectors are attached, w = f.
+
+    Args:
+        counts: ClassCounts, or C positive counts.
+        k: classes drawn for a group, at most C; at least twice the examples of a group keep the noise of sampling
+            below that of the minibatch.
+        group_size: the greatest number of examples that share a draw; None: the whole batch.
+        rank: the number of directions of the sketch. Default: the least multiple of 16 that holds 90 % of the energy
+            of hidden.
+        mix: the share of the frequencies.
+        nearest: the number of classes of the largest ŝ that are explicit for each example, in addition to k.
+        every: training steps between two renewals of V; each is used a quarter as many steps later.
+
+    Raises:
+        ValueError: k is above C; another number is out of range; a count is negative, infinite or NaN, or, when
+            drawing, 0 for a class that is not explicit.
+
+    Example:
+        >>> sampler = Tailored(torch.ones(100), k=8, group_size=2)
+        >>> sampler.attach(8 * torch.eye(100))
+        >>> candidates = sampler(torch.arange(4), hidden=torch.eye(100)[:4])
+        >>> candidates.ids().shape
+        torch.Size([4, 8])
+    """
+
+    unbiased = True
+    renormalises = False
+    learns = True
+    saved = ("weights", "moment", "directions", "progress", "pending_directions")
+    _apply, _save_to_state_dict, _load_from_state_dict = move_state, save_state, load_state
+
+    def __init__(
+        self,
+        counts: Tensor | ClassCounts | WeightSource,
+        k: int,
+        *,
+        group_size: int | None = 512,
+        rank: int | None = None,
+        mix: float = 0.05,
+        nearest: int = 0,
+        every: int = 50,
+    ) -> None:
+        super().__init__()
+        self.source = counts if isinstance(counts, WeightSource) else WeightSource(counts, name="counts")
+        self.k = _check.integer("k", k, 1, self.source.num_classes)
+        self.group_size = check_group_size(group_size)
+        self.rank = None if rank is None else _check.integer("rank", rank, 1)
+        self.mix = _check.number("mix", mix, low=0, strict=True)
+        if mix > 1:
+            raise ValueError(f"`mix` must be at most 1, got {mix}")
+        self.nearest = _check.integer("nearest", nearest, 0, self.source.num_classes)
+        self.every = _check.integer("every", every, 1)
+        self.schedule: BackgroundRebuild[Sketch] = BackgroundRebuild()
+        self.sketch = Sketch.full(0, torch.device("cpu"))
+        # float32 [D, D]: the running second moment of hidden, to some scale.
+        self.moment = self.sketch.directions
+        self._set_weights(self.source.read())
+
+    def _set_weights(self, weight: Tensor) -> None:
+        # float64 [C]: the counts in force, 0 for the classes that are left out.
+        self.weights = weight
+        self.frequency = weight / weight.sum()
+        self._num_drawn = int((weight > 0).sum())
+        self.teeth = Teeth(self.k, self._num_drawn, weight.device)
+
+    directions = property(lambda self: self.sketch.directions)
+    progress = property(lambda self: self.schedule.progress)
+
+    @property
+    def pending_directions(self) -> Tensor:
+        """float32 [D, D]: the directions of the renewal in progress; 0 if there is none."""
+        pending = self.schedule.pending()
+        return torch.zeros_like(self.directions) if pending is None else pending.directions
+
+    num_classes = property(lambda self: self.source.num_classes)
+    device = property(lambda self: self.weights.device)
+
+    def move(self, device: torch.device) -> None:
+        """Move the tables to a device."""
+        self.moment, self.sketch = self.moment.to(device), self.sketch.to(device)
+        self.weights, self.frequency = self.weights.to(device), self.frequency.to(device)
+        self.teeth = Teeth(self.k, self._num_drawn, device)
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Continue from saved counts, second moment and directions."""
+        weights = saved_vector("weights", state["weights"], torch.float64, self.num_classes)
+        if not 0 < float(weights.sum()) < math.inf:
+            raise ValueError(f"`weights` must have a finite sum above 0, got {float(weights.sum()):g}")
+        dim = self.sketch.dim or len(state["moment"])
+        moment, directions, pending = (
+            checked_square(name, state[name], dim) for name in ("moment", "directions", "pending_directions")
+        )
+        self.source.restore_left_out(weights)
+        self.schedule.restore(state["progress"], Sketch(pending) if pending.any() else None)
+        self.moment, self.sketch = moment, Sketch(directions)
+        self._set_weights(weights)
+
+    def attach(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        """Score these class vectors [C, D] and biases [C] at each draw."""
+        check_vectors(weight, bias, self.num_classes)
+        self.schedule.attach(*(x for x in (weight, bias) if x is not None))
+        if self.sketch.dim != weight.shape[1]:
+            self.sketch = Sketch.full(weight.shape[1], self.device)
+            self.moment = torch.zeros_like(self.directions)
+
+    def advance(self) -> None:
+        """Count a training step: the sketch follows the hidden vectors."""
+        self.sketch = self.schedule.advance(self.sketch, self.every, self._snapshot)
+
+    def _snapshot(self) -> Callable[[], Sketch]:
+        moment = self.moment.clone()
+        return lambda: Sketch.of(moment, self.rank)
+
+    @torch.no_grad()
+    def observe(self, observation: Observation) -> None:
+        """Add hidden of some steps, by all ranks, to the second moment."""
+        due = self.schedule.steps % max(1, self.every // BATCHES_PER_SKETCH) == 0
+        if not due or not self.schedule.is_attached:
+            return
+        hidden = observation.hidden.float()
+        with torch.autocast(self.device.type, enabled=False):
+            batch = hidden.T @ hidden
+        moments = [moment / moment.trace() for (moment,) in _ranks.from_ranks(batch)]
+        new = self.moment * (1 - FORGOTTEN_SHARE) + sum(moments)
+        # A batch that overflows, or is 0, teaches nothing.
+        self.moment = torch.where(new.isfinite().all(), new, self.moment)
+
+    forward = checked_draw
+
+    def draw(
+        self, target: Tensor, exclude: Tensor, *, hidden: Tensor | None, generator: torch.Generator | None
+    ) -> Candidates:
+        """Draw for checked arguments."""
+        self.source.check_every_class_drawn()
+        groups = num_groups(target, self.group_size)
+        with torch.no_grad(), torch.autocast(self.device.type, enabled=False):
+            weight, nearest = self.proposal(hidden, groups)
+            pi = self.teeth.inclusion(weight)
+            block = Block(*self.teeth.draw(pi, generator))
+        included = None if nearest is None else nearest.masked_fill(contained(nearest, exclude), -1)
+
+        def target_log_kappa() -> Tensor:
+            group = block.spread(torch.arange(groups, device=target.device).unsqueeze(1), len(target)).squeeze(1)
+            log_kappa = -pi[group, target].log()
+            if included is None:
+                return log_kappa
+            return log_kappa.masked_fill((included == target.unsqueeze(1)).any(1), 0.0)
+
+        excluded = exclude if included is None else torch.cat([exclude, included], 1)
+        return Candidates((block,), excluded, target_log_kappa, self.num_classes, included)
+
+    def proposal(self, hidden: Tensor | None, groups: int) -> tuple[Tensor, Tensor | None]:
+        """Return the weights w, float64 [G, C], and the nearest classes, int64 [B, nearest]; None: there are none."""
+        vectors = self._vectors()
+        if hidden is None or vectors is None:
+            return self.frequency.expand(groups, -1), None
+        weight, bias = vectors
+        dtype = scan_dtype(weight.device)
+        rows, query = self.sketch.project(weight, dtype), self.sketch.project(hidden.detach(), dtype)
+        size = -(-len(hidden) // groups)
+        parts = [likelihood_of_classes(part, rows, bias, self.nearest) for part in query.split(size)]
+        # NaN in hidden or class vectors is for the loss to report: such a group draws by frequency.
+        likelihood = torch.stack([log_p for log_p, _ in parts]).double().exp_().nan_to_num_(nan=0.0, posinf=0.0)
+        total = likelihood.sum(1, keepdim=True)
+        likelihood.mul_((1 - self.mix) / torch.where(total > 0, total, 1.0))
+        nearest = torch.cat([ids for _, ids in parts]) if self.nearest else None
+        return likelihood.add_(self.frequency, alpha=self.mix), nearest
+
+    def _vectors(self) -> tuple[Tensor, Tensor | None] | None:
+        """Return class vectors and biases, -inf for the classes that are left out; None if there are none."""
+        # A compiled graph cannot ask whether a tensor has values.
+        vectors = self.schedule.attached if torch.compiler.is_compiling() else self.schedule.vectors
+        if len(vectors) == 0:
+            return None
+        weight, bias = vectors[0].detach(), vectors[1].detach() if len(vectors) > 1 else None
+        if self._num_drawn < self.num_classes:
+            bias = torch.zeros_like(self.weights, dtype=torch.float32) if bias is None else bias.float()
+            bias = bias.masked_fill(self.weights == 0, -math.inf)
+        return weight, bias
+
+    def without(self, ids: Tensor) -> "Tailored":
+        """Return the same design over all classes but these, which are summed elsewhere."""
+        rest = Tailored(
+            self.source.without(ids),
+            self.k,
+            group_size=self.group_size,
+            rank=self.rank,
+            mix=self.mix,
+            nearest=self.nearest,
+            every=self.every,
+        )
+        if self.schedule.vectors:
+            rest.attach(*self.schedule.vectors)
+        rest.moment, rest.sketch = self.moment.clone(), self.sketch
+        return rest
+
+    def heaviest(self, n: int) -> Tensor:
+        """Return the n most frequent classes, in ascending order."""
+        return self.source.heaviest(n)
+
+    def set_k(self, k: int) -> None:
+        """Draw another number of classes."""
+        self.k = _check.integer("k", k, 1, self.num_classes)
+        self.teeth = Teeth(self.k, self._num_drawn, self.device)
+
+    def refresh(self) -> None:
+        """Read the counts again, and renew the sketch from the second moment."""
+        self._set_weights(self.source.read().to(self.device))
+        self.schedule.drop()
+        with isolated():
+            self.sketch = self._snapshot()()
+
+    def resize(self, num_classes: int) -> None:
+        """Resize the counts; class vectors must be attached again before they are scored."""
+        _check.integer("num_classes", num_classes, max(self.k, self.nearest))
+        self.source.resize(num_classes)
+        self.refresh()
+        self.schedule.restart()
+
+    def extra_repr(self) -> str:
+        """Return the options shown by `repr`."""
+        return f"k={self.k}, group_size={self.group_size}, rank={self.rank}, mix={self.mix:g}, nearest={self.nearest}"
+
+
+def scan_dtype(device: torch.device) -> torch.dtype:
+    """Return the dtype of the products of a scan: bfloat16 where the processor multiplies it."""
+    if device.type == "cpu":
+        return torch.float32
+    return torch.bfloat16
