@@ -130,12 +130,13 @@ def design_settings(design: str, settings: tasks.Settings) -> tasks.Settings:
 
 
 def describe(sampler: object) -> str:
-    """Return the names of a sampler and those it wraps, and the k of the innermost one."""
-    names = [type(sampler).__name__]
-    while (inner := getattr(sampler, "sampler", None)) is not None:
-        sampler = inner
+    """Return the names of a sampler and of those it draws with, and the k of the last one."""
+    names = []
+    while sampler is not None:
         names.append(type(sampler).__name__)
-    return " ".join([" of ".join(names), *([f"k={k}"] if (k := getattr(sampler, "k", None)) is not None else [])])
+        k = getattr(sampler, "k", None)
+        sampler = getattr(sampler, "live", None) or getattr(sampler, "sampler", None)
+    return f"{' with '.join(names)}{'' if k is None else f', k = {k:,}'}"
 
 
 def rank_metrics(head: Any) -> dict[str, Callable[[Tensor, Batch], Tensor]]:
