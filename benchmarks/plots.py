@@ -20,6 +20,19 @@ OURS = "manyclass"
 TARGET_PERPLEXITY_RATIO = 1.005  # to exact training's perplexity: below it, a sampled training has reached it
 Rows = list[dict[str, str]]
 
+STYLE = {
+    "font.size": 10,
+    "axes.titlesize": 11,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.grid.axis": "y",
+    "axes.axisbelow": True,
+    "grid.color": "#E3E6EA",
+    # A fixed salt makes the SVG files reproducible.
+    "svg.hashsalt": "manyclass",
+}
+
 # Colours of Okabe and Ito, distinguishable by colour-blind readers; ours is the strongest, the floor black.
 STEP_STYLES = {
     "products": ("matrix products alone", "#000000", "--"),
@@ -224,23 +237,11 @@ def plot(results: Path) -> list[Path]:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    style = {
-        "font.size": 10,
-        "axes.titlesize": 11,
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "axes.grid": True,
-        "axes.grid.axis": "y",
-        "axes.axisbelow": True,
-        "grid.color": "#E3E6EA",
-        # A fixed salt makes the SVG files reproducible.
-        "svg.hashsalt": "manyclass",
-    }
     written = []
     for name, (source, draw) in PLOTS.items():
         if not (results / source).exists():
             continue
-        with pyplot.rc_context(style):
+        with pyplot.rc_context(STYLE):
             figure, axes = pyplot.subplots(figsize=(8, 4.5), layout="constrained")
             draw(axes, results)
             for ending in ("svg", "png"):
