@@ -45,6 +45,7 @@ SYMBOLS = frozenset(
         "manyclass_locate",
         "manyclass_comb",
         "manyclass_put_in_front",
+        "manyclass_probe",
         *(f"manyclass_{kernel}_{suffix}" for kernel in _KERNELS for suffix in SUFFIXES.values()),
     }
 )
