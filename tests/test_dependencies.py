@@ -25,7 +25,6 @@ MAY_IMPORT = {
     "samplers": {
         "_check",
         "_context",
-        "_faiss",
         "_handle",
         "_plain_state",
         "_ranks",
