@@ -32,8 +32,6 @@ class Cells:
 
     def __init__(self, order: Tensor, centroids: Tensor, levels: Tensor) -> None:
         self.order, self.centroids, self.levels = order, centroids, levels
-        self._place = torch.empty_like(order)
-        self._place[order.long()] = torch.arange(len(order), dtype=order.dtype, device=order.device)
         cells = self.number
         size = cell_bounds(len(order), cells).diff().to(order.device)
         # A power of two of cells each, as all nodes of a level of the tree.
@@ -42,7 +40,9 @@ class Cells:
         share = size.reshape(nodes, -1).float()
         total = share.sum(1, keepdim=True)
         # float32 [Q, D] and [Q]: the same of nodes.
-        self._nodes = (centroids.reshape(nodes, -1, centroids.shape[1]) * (share / total).unsqueeze(2)).sum(1)
+        self._nodes = (
+            centroids.reshape(nodes, self.cells_per_node, centroids.shape[1]) * (share / total).unsqueeze(2)
+        ).sum(1)
         bias = levels.reshape(nodes, -1) - share.log()
         self._node_levels = (bias * share / total).sum(1) + total.squeeze(1).log()
 
@@ -122,17 +122,11 @@ class Cells:
         ids = self.order[place.clamp(max=classes - 1)].long()
         return ids.masked_fill_(place >= end.unsqueeze(-1), -1)
 
-    def locate(self, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the cells of classes, and their places in them."""
-        place = self._place[ids].long()
-        cell = ((place + 1) * self.number - 1) // len(self.order)
-        return cell, place - cell * len(self.order) // self.number
+    def search(self, hidden: Tensor, weight: Tensor, bias: Tensor | None, probes: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the most probable cells, int64 [B, P], log p̂ of their classes [B, P, M], and its normaliser [B].
 
-    def search(self, hidden: Tensor, weight: Tensor, bias: Tensor | None, probes: int) -> tuple[Tensor, Tensor]:
-        """Return the cells that examples find most probable, int64 [B, P], and log p̂ of their classes [B, P, M].
-
-        The classes are scored with the present class vectors; p̂ is normalised by their sum and that of the levels of
-        all other cells and nodes. A place without a class has log p̂ = -inf.
+        The classes are scored with the present class vectors; the normaliser is the log of their sum and of the sums
+        that are taken for all other cells and nodes. A place without a class has log p̂ = -inf.
 
         Args:
             hidden: float32 [B, D].
@@ -151,7 +145,7 @@ class Cells:
 
     def _search(
         self, hidden: Tensor, scores: Tensor, weight: Tensor, bias: Tensor | None, nodes: int, probes: int
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Return the same as `search`: the eager reference."""
         near = scores.topk(nodes, 1).indices
         log_z = [scores.scatter(1, near, -math.inf)]
@@ -168,8 +162,8 @@ class Cells:
             scores = scores + bias[rows]
         scores = scores.masked_fill(ids.flatten(1) < 0, -math.inf)
         log_z.append(scores)
-        log_p = scores - torch.cat(log_z, 1).logsumexp(1, keepdim=True)
-        return cells, log_p.reshape(ids.shape)
+        normaliser = torch.cat(log_z, 1).logsumexp(1)
+        return cells, (scores - normaliser.unsqueeze(1)).reshape(ids.shape), normaliser
 
 
 def num_cells(num_classes: int) -> int:
@@ -189,4 +183,5 @@ def _scaled(vectors: Tensor, moment: Tensor) -> Tensor:
     energy, directions = torch.linalg.eigh(moment.double())
     # Directions that hidden hardly has still count a little, since it changes.
     energy = (energy / energy.mean()).clamp_(min=1e-2).sqrt_()
-    return vectors @ (directions * energy).float()
+    scaled: Tensor = vectors @ (directions * energy).float()
+    return scaled

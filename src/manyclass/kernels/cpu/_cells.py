@@ -15,7 +15,7 @@ from manyclass.kernels.cpu.build import bind, is_available
 def _probe() -> Callable[..., None]:
     batch, nodes, tree = (c_void_p, c_int64, c_int64), (c_void_p, c_int64, c_int64), (c_void_p, c_void_p, c_int64)
     classes = (c_void_p, c_int64, c_void_p, c_void_p)
-    return bind("manyclass_probe", *batch, *nodes, *tree, *classes, c_int64, c_void_p, c_void_p, c_int)
+    return bind("manyclass_probe", *batch, *nodes, *tree, *classes, c_int64, *[c_void_p] * 3, c_int)
 
 
 def can_probe(hidden: Tensor, weight: Tensor, bias: Tensor | None, order: Tensor) -> bool:
@@ -36,16 +36,19 @@ def probe(
     *,
     nodes: int,
     probes: int,
-) -> tuple[Tensor, Tensor]:
-    """Return the best cells of each example, int64 [B, P] in ascending order, and log p̂ of their classes [B, P, M].
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the best cells, int64 [B, P] in ascending order, log p̂ of their classes [B, P, M] and its normaliser [B].
 
     Args:
         hidden: [B, D].
         node_scores: [B, Q]; overwritten.
-        centroids, levels: [J, D] and [J], J/Q cells for each node.
+        centroids: [J, D], of J/Q cells for each node.
+        levels: [J].
         order: int32 [C], a permutation: the classes cell by cell.
-        weight, bias: the table [C, D], and [C] or None.
-        nodes, probes: the numbers of nodes and of their cells that an example probes.
+        weight: the table [C, D].
+        bias: [C], or None.
+        nodes: the number of nodes that an example probes.
+        probes: the number of their cells that it probes, P.
 
     Raises:
         TypeError: an operand has another dtype than float32, or int32 for `order`.
@@ -58,6 +61,7 @@ def probe(
         )
     cells = torch.empty(batch, probes, dtype=torch.int64, device="cpu")
     log_p = torch.empty(batch, probes, -(-classes // num_cells), device="cpu")
+    log_z = torch.empty(batch, device="cpu")
     _probe()(
         address("hidden", hidden, torch.float32, batch * dim),
         batch,
@@ -75,6 +79,7 @@ def probe(
         probes,
         cells.data_ptr(),
         log_p.data_ptr(),
+        log_z.data_ptr(),
         torch.get_num_threads(),
     )
-    return cells, log_p
+    return cells, log_p, log_z
