@@ -199,7 +199,7 @@ def test_nan_in_hidden_draws_by_frequency(native):
 
 
 def test_each_example_finds_its_own_classes():
-    """Every example is sure of its own class among many: draws by frequency miss it."""
+    """Every example is sure of another class among many: draws by frequency miss it."""
     number = 3000
     generator = torch.Generator().manual_seed(0)
     vectors = torch.nn.functional.normalize(torch.randn(number, 16, generator=generator), dim=1)
