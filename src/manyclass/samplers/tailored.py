@@ -11,8 +11,17 @@ from manyclass._context import isolated
 from manyclass._plain_state import load_state, move_state, save_state, saved_vector
 from manyclass.candidates import Block, Candidates, contained
 from manyclass.counts import ClassCounts
+from manyclass.forms import DOT, Similarity
+from manyclass.kernels import directions
 from manyclass.samplers._rebuild import BackgroundRebuild
-from manyclass.samplers._sampler import Observation, check_group_size, check_vectors, checked_draw, num_groups
+from manyclass.samplers._sampler import (
+    Observation,
+    Sampler,
+    check_group_size,
+    check_vectors,
+    checked_draw,
+    num_groups,
+)
 from manyclass.samplers._scan import largest_log_p, scan_dtype
 from manyclass.samplers._sketch import Sketch, checked_square
 from manyclass.samplers._source import WeightSource
@@ -40,7 +49,7 @@ class Tailored(nn.Module):
             below that of the minibatch.
         group_size: the greatest number of examples that share a draw; None: the whole batch.
         rank: the number of directions of the sketch. Default: the least multiple of 16 that holds 90 % of the energy
-            of hidden.
+            of hidden, or all if that is more than half.
         mix: the share of the frequencies.
         nearest: the number of classes of the largest ŝ that are explicit for each example, in addition to k.
         every: training steps between two renewals of V; each is used a quarter as many steps later.
@@ -84,6 +93,7 @@ class Tailored(nn.Module):
             raise ValueError(f"`mix` must be at most 1, got {mix}")
         self.nearest = _check.integer("nearest", nearest, 0, self.source.num_classes)
         self.every = _check.integer("every", every, 1)
+        self.similarity = DOT
         self.schedule: BackgroundRebuild[Sketch] = BackgroundRebuild()
         self.sketch = Sketch.full(0, torch.device("cpu"))
         # float32 [D, D]: the running second moment of hidden, to some scale.
@@ -151,7 +161,7 @@ class Tailored(nn.Module):
         due = self.schedule.steps % max(1, self.every // BATCHES_PER_SKETCH) == 0
         if not due or not self.schedule.is_attached:
             return
-        hidden = observation.hidden.float()
+        hidden = directions(observation.hidden.float(), self.similarity)
         with torch.autocast(self.device.type, enabled=False):
             batch = hidden.T @ hidden
         moments = [moment / moment.trace() for (moment,) in _ranks.from_ranks(batch)]
@@ -190,7 +200,8 @@ class Tailored(nn.Module):
             return self.frequency.expand(groups, -1), None
         weight, bias = vectors
         dtype = scan_dtype(weight.device)
-        rows, query = self.sketch.project(weight, dtype), self.sketch.project(hidden.detach(), dtype)
+        rows = self.sketch.project(directions(weight, self.similarity, scaled=False), dtype)
+        query = self.sketch.project(directions(hidden.detach(), self.similarity), dtype)
         size = -(-len(hidden) // groups)
         parts = [largest_log_p(part, rows, bias, self.nearest) for part in query.split(size)]
         # NaN in hidden or class vectors is for the loss to report: such a group draws by frequency.
@@ -223,6 +234,7 @@ class Tailored(nn.Module):
             nearest=self.nearest,
             every=self.every,
         )
+        rest.similarity = self.similarity
         if self.schedule.vectors:
             rest.attach(*self.schedule.vectors)
         rest.moment, rest.sketch = self.moment.clone(), self.sketch
@@ -254,3 +266,10 @@ class Tailored(nn.Module):
     def extra_repr(self) -> str:
         """Return the options shown by `repr`."""
         return f"k={self.k}, group_size={self.group_size}, rank={self.rank}, mix={self.mix:g}, nearest={self.nearest}"
+
+
+def score_by(sampler: Sampler, similarity: Similarity) -> None:
+    """Let every `Tailored` of a sampler score classes by the similarity of its head."""
+    for part in sampler.modules() if isinstance(sampler, nn.Module) else ():
+        if isinstance(part, Tailored):
+            part.similarity = similarity
