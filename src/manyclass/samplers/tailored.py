@@ -181,7 +181,9 @@ class Tailored(nn.Module):
             weight, nearest = self.proposal(hidden, groups)
             pi = self.teeth.inclusion(weight)
             block = Block(*self.teeth.draw(pi, generator))
-        included = None if nearest is None else nearest.masked_fill(contained(nearest, exclude), -1)
+        included = nearest
+        if nearest is not None:
+            included = nearest.masked_fill(contained(nearest, exclude.unsqueeze(1)).squeeze(1), -1)
 
         def target_log_kappa() -> Tensor:
             group = block.spread(torch.arange(groups, device=target.device).unsqueeze(1), len(target)).squeeze(1)
