@@ -11,7 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-MAX_COMPARED_EXCLUSIONS = 16  # per example; more are found by binary search
+# Exclusions per example that are compared with every slot; more are found by binary search. The classes of a group are
+# sorted once for all of its examples, which on the CPU takes less time than several comparisons.
+MAX_COMPARED = 16
+MAX_COMPARED_IF_SHARED = 1
 
 
 @dataclass(frozen=True)
@@ -83,17 +86,20 @@ def put_in_front(explicit: Tensor, block: Block) -> tuple[Block, ...]:
 
 
 def contained(ids: Tensor, others: Tensor) -> Tensor:
-    """Return a bool mask [B, K] of the ids [B, K] that are among the others [B, E] of the same example."""
-    if others.shape[1] <= MAX_COMPARED_EXCLUSIONS or not ids.shape[1]:
-        return (ids.unsqueeze(2) == others.unsqueeze(1)).any(2)
+    """Return a bool mask [G, S, K] of the ids [G, K] of a group that are among the others [G, S, E] of an example."""
+    (groups, k), (_, size, number) = ids.shape, others.shape
+    shared = size > 1 and ids.device.type == "cpu"
+    if number <= (MAX_COMPARED_IF_SHARED if shared else MAX_COMPARED) or k == 0:
+        return (ids.reshape(groups, 1, k, 1) == others.unsqueeze(2)).any(3)
     # Binary search, because B·K·E comparisons take too much memory and time if an example excludes thousands.
-    ascending = ids.sort(1).values
-    place = torch.searchsorted(ascending, others.contiguous())
-    found = ascending.gather(1, place.clamp(max=ids.shape[1] - 1)) == others
+    ascending, others = ids.sort(1).values, others.reshape(groups, size * number)
+    place = torch.searchsorted(ascending, others)
+    found = ascending.gather(1, place.clamp(max=k - 1)) == others
     # Ids that are not found mark an extra last column; both copies of a repeated class use its first position.
-    hit = torch.zeros(len(ids), ids.shape[1] + 1, dtype=torch.bool, device=ids.device)
-    hit.scatter_(1, torch.where(found, place, ids.shape[1]), True)
-    return hit.gather(1, torch.searchsorted(ascending, ids.contiguous()))
+    hit = torch.zeros(groups, size, k + 1, dtype=torch.bool, device=ids.device)
+    hit = hit.scatter(2, torch.where(found, place, k).reshape(groups, size, number), True)
+    first = torch.searchsorted(ascending, ids.contiguous())
+    return hit.gather(2, first.unsqueeze(1).expand(groups, size, k))
 
 
 @dataclass(frozen=True)
@@ -148,9 +154,13 @@ class Candidates:
 
     def hits(self, ids: Tensor) -> Tensor:
         """Return a bool mask [B, K] of the ids [B, K] that each example excludes."""
-        return contained(ids, self.excluded)
+        return contained(ids, self.excluded.unsqueeze(1)).squeeze(1)
+
+    def block_hits(self, block: Block) -> Tensor:
+        """Return a bool mask [B, K] of the slots of a block that hold a class the example excludes."""
+        return block.ungroup(contained(block.ids, block.group(self.excluded)), self.batch)
 
     def empty(self) -> Tensor:
         """Return a bool mask [B, ΣK + I] of padding, second copies and excluded classes."""
-        hits = self.hits(torch.cat([block.spread(block.ids, self.batch) for block in self.blocks], 1))
+        hits = torch.cat([self.block_hits(block) for block in self.blocks], 1)
         return self.log_kappa().isneginf() | F.pad(hits, (0, 0 if self.included is None else self.included.shape[1]))

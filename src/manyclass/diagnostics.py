@@ -124,7 +124,7 @@ def diagnose(
         approximate.scatter_add_(1, place, gamma_slots).scatter_add_(1, at_target, gamma_target.unsqueeze(1))
         exact = -(head.scores(batch.hidden, classes) - log_z.unsqueeze(1)).exp()
         if batch.exclude is not None:
-            exact.masked_fill_(contained(classes.expand(len(exact), -1), batch.exclude), 0.0)
+            exact.masked_fill_(contained(classes.unsqueeze(0), batch.exclude.unsqueeze(0)).squeeze(0), 0.0)
         exact.scatter_add_(1, at_target, torch.ones_like(at_target, dtype=exact.dtype))
         squared.append((squares + ((approximate - exact) ** 2 - exact**2).sum(1)).clamp(min=0))
         here, there = (head.class_gradient(batch.hidden, classes, gamma) for gamma in (approximate, exact))

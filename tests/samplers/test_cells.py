@@ -307,3 +307,9 @@ def test_bounds_of_cells_are_nested():
     assert cell_bounds(C, 4).tolist() == cell_bounds(C, 8)[::2].tolist()
     assert cells_module.num_cells(CLASSES_PER_CELL) == 1
     assert cells_module.num_cells(CLASSES_PER_CELL + 1) == 2
+
+
+def test_cosines_are_scanned():
+    head = ClassHead(D, C, sampler=Tailored(COUNTS, 9, probes=2), similarity="cosine")
+    assert head.sampler.probing is None
+    assert head(queries(), TARGET).isfinite()

@@ -60,6 +60,5 @@ def exclude_hits(scores: list[Tensor], candidates: Candidates) -> Tensor:
     if candidates.excluded.shape[1]:
         # Included classes are excluded from the blocks alone.
         for i, block in enumerate(candidates.blocks):
-            hits = candidates.hits(block.spread(block.ids, candidates.batch))
-            columns[i] = columns[i].masked_fill(hits, -math.inf)
+            columns[i] = columns[i].masked_fill(candidates.block_hits(block), -math.inf)
     return columns[0] if len(columns) == 1 else torch.cat(columns, 1)

@@ -180,7 +180,8 @@ def draw_including(
         return sampler.draw(target, exclude, hidden=hidden, generator=generator)
     ascending = include.sort(1).values
     repeated = F.pad(ascending[:, 1:] == ascending[:, :-1], (1, 0))
-    kept = ascending.masked_fill(repeated | contained(ascending, exclude), -1)
+    excluded = contained(ascending, exclude.unsqueeze(1)).squeeze(1)
+    kept = ascending.masked_fill(repeated | excluded, -1)
     drawn = sampler.draw(target, torch.cat([exclude, kept], 1), hidden=hidden, generator=generator)
     of_draw = drawn.target_log_kappa
 

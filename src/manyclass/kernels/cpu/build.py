@@ -46,6 +46,8 @@ SYMBOLS = frozenset(
         "manyclass_comb",
         "manyclass_put_in_front",
         "manyclass_probe",
+        "manyclass_likely_float32",
+        "manyclass_likely_bfloat16",
         *(f"manyclass_{kernel}_{suffix}" for kernel in _KERNELS for suffix in SUFFIXES.values()),
     }
 )
