@@ -241,6 +241,15 @@ def test_each_design_is_set_up_rebuilt_and_makes_steps(name, monkeypatch):
             make_step()
 
 
+def test_a_scan_and_probes_are_timed_beside_their_error(tmp_path):
+    run("benchmarks/tailored.py", "--sizes", 3000, "--repeats", 2, "--out", tmp_path / "tailored.csv")
+    with (tmp_path / "tailored.csv").open() as file:
+        rows = {row["design"]: row for row in csv.DictReader(file)}
+    assert set(rows) == {"systematic", "scan", "probes"}
+    assert all(float(row["draw_ms"]) > 0 for row in rows.values())
+    assert float(rows["scan"]["rmse_log_z"]) < float(rows["systematic"]["rmse_log_z"])
+
+
 def test_growth_is_the_slope_of_the_logarithms():
     assert design_cost.exponent([(10, 3.0), (100, 30.0), (1000, 300.0)]) == pytest.approx(1)
     assert design_cost.exponent([(10, 0.0), (100, 0.0)]) is None

@@ -30,6 +30,7 @@ MAY_IMPORT = {
         "_ranks",
         "candidates",
         "counts",
+        "forms",
         "kernels",
         "kmeans",
     },

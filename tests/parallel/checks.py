@@ -12,7 +12,7 @@ from torch.optim.swa_utils import AveragedModel
 from manyclass import ClassHead, HierarchicalHead, ScorerHead
 from manyclass.encoders import FeatureEncoder
 from manyclass.parallel import prepare
-from manyclass.samplers import Budget, Exhaustive, Learned, WithExplicit
+from manyclass.samplers import Budget, Exhaustive, Learned, Tailored, WithExplicit
 from tests import tables
 from tests.parallel.problem import (
     C,
@@ -41,8 +41,10 @@ def contents(model):
 
 
 def learned(sampler):
-    while not isinstance(sampler, Learned):
+    while not isinstance(sampler, Learned | Tailored):
         sampler = sampler.sampler
+    if isinstance(sampler, Tailored):
+        return torch.cat([sampler.moment, sampler.directions])
     return sampler.estimate.clone()
 
 
@@ -58,6 +60,7 @@ def samplers_learn_together(rank):
     found = {}
     for name, sampler in {
         "explicit": WithExplicit(Learned(frequencies(), K, every=5), "batch"),
+        "tailored": Tailored(frequencies(), K, rank=2, every=5),
         "budget": Budget(Learned(frequencies(), K, every=5), 0.01, every=3),
         "all": Budget(WithExplicit(Learned(frequencies(), K, every=5), torch.arange(9)), 0.05, every=3),
     }.items():

@@ -84,6 +84,10 @@ def test_wrapped_samplers_learn_together_and_keep_one_k(ranks):
         assert (k, probes) == (other_k, other_probes), name
     assert first["budget"][1] != first["explicit"][1]
     assert len(first["all"][2]) == 4
+    # The moment and the sketch that is renewed from it.
+    moment, directions = first["tailored"][0].chunk(2)
+    assert moment.any()
+    assert directions.any(0).sum() == 2
 
 
 def test_every_sampler_trains_with_dense_and_sparse_gradients_and_with_a_scorer(ranks):

@@ -199,7 +199,7 @@ def test_nan_in_hidden_draws_by_frequency(native):
 
 
 def test_each_example_finds_its_own_classes():
-    """Every example is sure of its own class among many: draws by frequency miss it."""
+    """Every example is sure of another class among many: draws by frequency miss it."""
     number = 3000
     generator = torch.Generator().manual_seed(0)
     vectors = torch.nn.functional.normalize(torch.randn(number, 16, generator=generator), dim=1)
@@ -242,7 +242,7 @@ def test_cells_follow_training_and_a_resumed_run_draws_the_same(monkeypatch):
         heads[1](hidden, TARGET).backward()
         optimizer.step()
     assert torch.equal(heads[0].weight, heads[1].weight)
-    assert torch.equal(heads[0].sampler.search.order, heads[1].sampler.search.order)
+    assert torch.equal(heads[0].sampler.search.line, heads[1].sampler.search.line)
 
 
 def test_many_classes_are_probed_by_default_and_few_are_scanned():
@@ -260,14 +260,14 @@ def test_the_number_of_classes_can_change():
     head(queries(), TARGET)
     for number in (C + 20, C):
         head.resize(number)
-        assert len(head.sampler.search.order) == number
+        assert len(head.sampler.search.line) == number
         assert head(queries(), TARGET).isfinite()
 
 
 @pytest.mark.parametrize(
     ("name", "change", "message"),
     [
-        ("order", lambda x: x * 0, "order"),
+        ("line", lambda x: x * 0, "line"),
         ("centroids", lambda x: x * torch.nan, "centroids"),
         ("centroids", lambda x: x[:, 1:], "centroids"),
         ("levels", lambda x: x + torch.inf, "levels"),
@@ -307,3 +307,9 @@ def test_bounds_of_cells_are_nested():
     assert cell_bounds(C, 4).tolist() == cell_bounds(C, 8)[::2].tolist()
     assert cells_module.num_cells(CLASSES_PER_CELL) == 1
     assert cells_module.num_cells(CLASSES_PER_CELL + 1) == 2
+
+
+def test_cosines_are_scanned():
+    head = ClassHead(D, C, sampler=Tailored(COUNTS, 9, probes=2), similarity="cosine")
+    assert head.sampler.probing is None
+    assert head(queries(), TARGET).isfinite()

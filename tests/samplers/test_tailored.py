@@ -198,6 +198,18 @@ def test_the_error_on_a_sharp_problem_is_far_below_that_of_systematic_sampling()
     assert errors[0] < 0.2 * errors[1]
 
 
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_a_head_with_cosine_similarity_scores_its_proposal_by_it(wrapped):
+    sampler = Tailored(COUNTS, 3, mix=0.1)
+    head = ClassHead(D, C, sampler=WithExplicit(sampler, "batch") if wrapped else sampler, similarity="cosine", scale=5)
+    with torch.no_grad():
+        head.weight.mul_(torch.arange(1.0, C + 1).unsqueeze(1))
+        hidden = 20 * torch.randn(B, D, generator=torch.Generator().manual_seed(0))
+        largest = head.log_prob(hidden, torch.arange(C)).double().exp().amax(0)
+    expected = 0.9 * largest / largest.sum() + 0.1 * COUNTS / COUNTS.sum()
+    torch.testing.assert_close(sampler.proposal(hidden, 1)[0][0], expected, rtol=0.05, atol=1e-6)
+
+
 def test_a_sketch_holds_the_energy_of_hidden_in_multiples_of_16():
     generator = torch.Generator().manual_seed(0)
     size = torch.cat([torch.ones(20), torch.full((44,), 0.05)])
@@ -207,6 +219,8 @@ def test_a_sketch_holds_the_energy_of_hidden_in_multiples_of_16():
     torch.testing.assert_close(sketch.basis.T @ sketch.basis, torch.eye(32), atol=1e-5, rtol=0)
     assert (hidden @ sketch.basis).square().sum() > 0.9 * hidden.square().sum()
     assert Sketch.of(torch.eye(64), None).basis is None
+    # More than half of the directions are not worth a sketch.
+    assert Sketch.of((hidden.T @ hidden)[:60, :60], None).basis is None
     assert Sketch.of(torch.eye(64), 8).basis.shape == (64, 8)
 
 

@@ -30,6 +30,7 @@ REBUILT = {
     "clustered, rebuilt": lambda w: Clustered(w, K, group_size=4, every=EVERY),
     "tailored, nearest explicit": lambda w: Tailored(w, K, group_size=4, nearest=2, every=EVERY),
     "tailored, rebuilt": lambda w: Tailored(w, K, group_size=4, rank=3, every=EVERY),
+    "tailored, probing cells": lambda w: Tailored(w, K, group_size=4, probes=3, every=EVERY),
     "budget, rebuilt": lambda w: Budget(Learned(w, K, every=EVERY, order="cluster"), 0.1, every=2, least=8),
     "learned and minibatch explicit": lambda w: WithExplicit(Learned(w, K, every=EVERY), "batch"),
     "learned and set explicit": lambda w: WithExplicit(Learned(w, K, every=EVERY, order="cluster"), FIXED),

@@ -35,7 +35,7 @@ from manyclass.kernels import (
     linear_scores,
 )
 from manyclass.objectives import Likelihood, Objective
-from manyclass.samplers import ErrorProbe, Sampler, check_life_cycle
+from manyclass.samplers import ErrorProbe, Sampler, check_life_cycle, score_by
 
 
 class ClassHead(nn.Module):
@@ -300,6 +300,7 @@ class ClassHead(nn.Module):
             raise ValueError(f"`sampler` must draw from {self.num_classes} classes, got {sampler.num_classes}")
         self.sampler = sampler.to(self.weight.device)
         sampler.attach(self.weight, self.bias)
+        score_by(sampler, self._similarity)
 
     def fused_loss(self, examples: Examples, candidates: Candidates) -> tuple[Tensor, Tensor | None] | None:
         """Return losses [B] and, if known, ∂loss/∂s [B, K] from a kernel; None if there is none for this draw."""

@@ -27,3 +27,4 @@ from manyclass.samplers.in_batch import InBatch as InBatch
 from manyclass.samplers.learned import Learned as Learned
 from manyclass.samplers.systematic import Systematic as Systematic
 from manyclass.samplers.tailored import Tailored as Tailored
+from manyclass.samplers.tailored import score_by as score_by

@@ -47,11 +47,11 @@ class CellSearch(nn.Module):
     """
 
     saved = (
-        "order",
+        "line",
         "centroids",
         "levels",
         "progress",
-        "pending_order",
+        "pending_line",
         "pending_centroids",
         "pending_levels",
     )
@@ -63,11 +63,11 @@ class CellSearch(nn.Module):
         self.cells = Cells.by_id(num_classes, 0, torch.device("cpu"))
         self.schedule: BackgroundRebuild[Cells] = BackgroundRebuild()
 
-    order = property(lambda self: self.cells.order)
+    line = property(lambda self: self.cells.order)
     centroids = property(lambda self: self.cells.centroids)
     levels = property(lambda self: self.cells.levels)
     progress = property(lambda self: self.schedule.progress)
-    pending_order = property(lambda self: self._pending("order"))
+    pending_line = property(lambda self: self._pending("order"))
     pending_centroids = property(lambda self: self._pending("centroids"))
     pending_levels = property(lambda self: self._pending("levels"))
     device = property(lambda self: self.cells.device)
@@ -86,12 +86,12 @@ class CellSearch(nn.Module):
         """Continue from saved cells."""
         cells = self._restored(state, "")
         # An order of two classes or more is not 0 everywhere.
-        pending = self._restored(state, "pending_") if state["pending_order"].any() else None
+        pending = self._restored(state, "pending_") if state["pending_line"].any() else None
         self.schedule.restore(state["progress"], pending)
         self.cells = cells
 
     def _restored(self, state: Mapping[str, Tensor], prefix: str) -> Cells:
-        parts = (state[prefix + name] for name in ("order", "centroids", "levels"))
+        parts = (state[prefix + name] for name in ("line", "centroids", "levels"))
         return Cells.restored(*parts, num_classes=len(self.cells.order), dim=self.cells.centroids.shape[1])
 
     def attach(self, *vectors: Tensor) -> None:

@@ -79,7 +79,7 @@ class Cells:
     def restored(cls, order: Tensor, centroids: Tensor, levels: Tensor, *, num_classes: int, dim: int) -> "Cells":
         """Return the cells of a saved state; raise ValueError unless they are cells of C classes; D = 0: of any D."""
         number = num_cells(num_classes)
-        saved_permutation("order", order, num_classes)
+        saved_permutation("line", order, num_classes)
         saved_vector("levels", levels, torch.float32, number, low=-MAX_CENTROID)
         wanted = (number, dim or centroids.shape[-1])
         if centroids.dtype != torch.float32 or centroids.shape != wanted:

@@ -33,7 +33,8 @@ class Sketch:
 
         Args:
             moment: the second moment, to any scale; 0: the full rank.
-            rank: the number of directions; None: the least multiple of 16 that holds 90 % of the energy.
+            rank: the number of directions; None: the least multiple of 16 that holds 90 % of the energy, or all if that
+                is more than half.
         """
         dim = len(moment)
         if not moment.any():
@@ -42,7 +43,8 @@ class Sketch:
         share = energy.flip(0).clamp_(min=0.0).cumsum(0)
         needed = int((share < ENERGY_SHARE * share[-1]).sum()) + 1
         kept = -(-needed // RANK_MULTIPLE) * RANK_MULTIPLE if rank is None else rank
-        if kept >= dim:
+        # With more than half of the directions, the products of a sketch take as long as those of the full rank.
+        if kept >= dim or (rank is None and 2 * kept > dim):
             return cls.full(dim, moment.device)
         directions = torch.zeros(dim, dim, device=moment.device)
         directions[:, :kept] = vectors.flip(1)[:, :kept]

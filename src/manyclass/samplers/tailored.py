@@ -11,10 +11,19 @@ from manyclass._context import isolated
 from manyclass._plain_state import load_state, move_state, save_state, saved_vector
 from manyclass.candidates import Block, Candidates, contained, join
 from manyclass.counts import ClassCounts
+from manyclass.forms import DOT, Similarity
+from manyclass.kernels import directions
 from manyclass.samplers._cell_search import CellSearch, Found
 from manyclass.samplers._comb import Comb
 from manyclass.samplers._rebuild import BackgroundRebuild
-from manyclass.samplers._sampler import Observation, check_group_size, check_vectors, checked_draw, num_groups
+from manyclass.samplers._sampler import (
+    Observation,
+    Sampler,
+    check_group_size,
+    check_vectors,
+    checked_draw,
+    num_groups,
+)
 from manyclass.samplers._scan import largest_log_p, scan_dtype
 from manyclass.samplers._sketch import Sketch, checked_square
 from manyclass.samplers._source import WeightSource
@@ -50,7 +59,7 @@ class Tailored(nn.Module):
             below that of the minibatch.
         group_size: the greatest number of examples that share a draw; None: the whole batch.
         rank: the number of directions of the sketch. Default: the least multiple of 16 that holds 90 % of the energy
-            of hidden.
+            of hidden, or all if that is more than half.
         mix: the share of the frequencies.
         nearest: the number of classes of the largest ŝ that are explicit for each example, in addition to k.
         every: training steps between two renewals of V; each is used a quarter as many steps later.
@@ -97,6 +106,7 @@ class Tailored(nn.Module):
             raise ValueError(f"`mix` must be at most 1, got {mix}")
         self.nearest = _check.integer("nearest", nearest, 0, self.source.num_classes)
         self.every = _check.integer("every", every, 1)
+        self.similarity = DOT
         self.schedule: BackgroundRebuild[Sketch] = BackgroundRebuild()
         self.sketch = Sketch.full(0, torch.device("cpu"))
         self.probes = None if probes is None else _check.integer("probes", probes, 0)
@@ -118,7 +128,8 @@ class Tailored(nn.Module):
         self.teeth = Teeth(self.k, self._num_drawn, self.device)
         # The draws of the two parts if cells are probed: of the classes found, and of the others.
         self.found_teeth = Teeth(self.k - self.k // 2, self._num_drawn, self.device)
-        self.comb = None if self.probing is None else Comb.of(self.weights, self.k // 2)
+        probing = self.search is not None and self.k >= MIN_PROBING_K
+        self.comb = Comb.of(self.weights, self.k // 2) if probing else None
 
     def _new_search(self) -> CellSearch | None:
         # The state must not depend on the device, which may change, so there are cells wherever one of them needs them.
@@ -130,8 +141,9 @@ class Tailored(nn.Module):
     def probing(self) -> CellSearch | None:
         """The search in cells, if draws use it on this device."""
         scanned = MAX_SCANNED_CLASSES.get(self.device.type, max(MAX_SCANNED_CLASSES.values()))
-        used = self.k >= MIN_PROBING_K and (self.probes is not None or self.num_classes > scanned)
-        return self.search if used else None
+        used = self.comb is not None and (self.probes is not None or self.num_classes > scanned)
+        # Cosines would need the lengths of all class vectors at each draw.
+        return self.search if used and self.similarity.name == DOT.name else None
 
     directions = property(lambda self: self.sketch.directions)
     progress = property(lambda self: self.schedule.progress)
@@ -191,7 +203,7 @@ class Tailored(nn.Module):
         due = self.schedule.steps % max(1, self.every // BATCHES_PER_SKETCH) == 0
         if not due or not self.schedule.is_attached:
             return
-        hidden = observation.hidden.float()
+        hidden = directions(observation.hidden.float(), self.similarity)
         with torch.autocast(self.device.type, enabled=False):
             batch = hidden.T @ hidden
         moments = [moment / moment.trace() for (moment,) in _ranks.from_ranks(batch)]
@@ -284,7 +296,8 @@ class Tailored(nn.Module):
             return self.frequency.expand(groups, -1), None
         weight, bias = vectors
         dtype = scan_dtype(weight.device)
-        rows, query = self.sketch.project(weight, dtype), self.sketch.project(hidden.detach(), dtype)
+        rows = self.sketch.project(directions(weight, self.similarity, scaled=False), dtype)
+        query = self.sketch.project(directions(hidden.detach(), self.similarity), dtype)
         size = -(-len(hidden) // groups)
         parts = [largest_log_p(part, rows, bias, self.nearest) for part in query.split(size)]
         # NaN in hidden or class vectors is for the loss to report: such a group draws by frequency.
@@ -318,6 +331,7 @@ class Tailored(nn.Module):
             every=self.every,
             probes=self.probes,
         )
+        rest.similarity = self.similarity
         if self.schedule.vectors:
             rest.attach(*self.schedule.vectors)
         rest.moment, rest.sketch = self.moment.clone(), self.sketch
@@ -352,3 +366,10 @@ class Tailored(nn.Module):
     def extra_repr(self) -> str:
         """Return the options shown by `repr`."""
         return f"k={self.k}, group_size={self.group_size}, rank={self.rank}, mix={self.mix:g}, nearest={self.nearest}"
+
+
+def score_by(sampler: Sampler, similarity: Similarity) -> None:
+    """Let every `Tailored` of a sampler score classes by the similarity of its head."""
+    for part in sampler.modules() if isinstance(sampler, nn.Module) else ():
+        if isinstance(part, Tailored):
+            part.similarity = similarity
