@@ -49,6 +49,18 @@ def test_the_stored_results_of_the_draws_are_complete():
     assert {row["huge_pages"] for row in rows} == {"0", "1"}
 
 
+def test_the_ways_to_the_exact_loss_are_checked_and_timed(tmp_path):
+    path = tmp_path / "exact.csv"
+    run("benchmarks/exact.py", "--classes", 600, "--batch", 8, "--repeats", 2, "--out", path)
+    with path.open() as file:
+        rows = list(csv.DictReader(file))
+    assert {"products", "eager", "closed_form", "chunked", "head"} <= {row["way"] for row in rows}
+    assert {row["dtype"] for row in rows} == {"float32", "bfloat16"}
+    assert all(float(row["ms"]) > 0 for row in rows)
+    assert [row["way"] for row in rows if "default" in row["note"]] == ["closed_form"] * 2
+    assert all(float(row["error"]) < 1e-4 for row in rows if row["error"] and row["dtype"] == "float32")
+
+
 @pytest.mark.filterwarnings("ignore:Sparse invariant checks")  # from torch.optim.Adagrad
 @pytest.mark.parametrize("name", TORCH)
 def test_each_contender_makes_steps(name):

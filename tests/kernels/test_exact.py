@@ -430,3 +430,20 @@ def test_sparse_gradients_of_several_steps_add_up():
     assert head.weight.grad.is_coalesced()
     assert head.weight.grad._nnz() == C
     assert distance([head.weight.grad.to_dense()], [3 * once]) < 1e-14
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_a_compiled_step_gathers_rows_only_for_sparse_gradients(sparse):
+    head, hidden, target = make_head(sparse=sparse)
+    graphs = []
+    compiled = torch.compile(head, fullgraph=True, backend=lambda graph, _: graphs.append(graph) or graph)
+    found = []
+    for call in (head, compiled):
+        head.zero_grad()
+        hidden.grad = None
+        loss = call(hidden, target)
+        loss.backward()
+        found.append([loss, hidden.grad, dense(head.weight), dense(head.bias)])
+    assert distance(*found) < 1e-12
+    code = graphs[0].code
+    assert ("gather_rows" in code, "cross_entropy" in code) == (sparse, not sparse)

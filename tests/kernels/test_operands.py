@@ -64,6 +64,18 @@ def pull_back_operands():
     }
 
 
+def exponentials_operands():
+    return {
+        "scores": torch.randn(B, K),
+        "bias": torch.randn(K),
+        "target": torch.tensor([0, 3, 2]),
+        "exclude": torch.tensor([[-1], [0], [99]]),
+        "shift": torch.randn(B),
+        "log_sum": torch.randn(B),
+        "target_score": torch.randn(B),
+    }
+
+
 def front_operands():
     return {
         "target": torch.tensor([2, 0, 2]),
@@ -105,6 +117,7 @@ KERNELS = {
     "log_sum_exp": (draw_operands, log_sum_exp),
     "pair_sum": (draw_operands, pair_sum),
     "pull_back": (pull_back_operands, lambda **x: cpu.pull_back_(PullBack(**x))),
+    "exponentials": (exponentials_operands, lambda scores, **x: cpu.exponentials_(scores, 0, **x)),
     "put_in_front": (front_operands, cpu.put_in_front),
     "likely": (likely_operands, lambda **x: cpu.likely_(**x, nearest=2)),
     "comb": (comb_operands, lambda **x: cpu.comb(table(), spacing=2.0, teeth=3, **x)),
@@ -137,7 +150,7 @@ def on_meta(x):
 
 
 # The size of these decides the size of the result, or it does not matter.
-ANY_SIZE = {"certain", "position", "excluded", "guide"}
+ANY_SIZE = {"certain", "position", "excluded", "exclude", "guide"}
 ANY_STRIDES = {"put_in_front", "locate"}
 
 
@@ -146,7 +159,8 @@ def is_valid(kernel, name, change):
     if change is strided:
         return kernel in ANY_STRIDES or name == "offset"
     if change in (shorter, longer):
-        return name in ANY_SIZE or (kernel, name) == ("put_in_front", "target") or (change is longer and name == "bias")
+        longer_table = change is longer and name == "bias" and kernel != "exponentials"
+        return name in ANY_SIZE or (kernel, name) == ("put_in_front", "target") or longer_table
     return False
 
 
