@@ -1,7 +1,7 @@
 """Enumerates all outcomes of a sampler's draw with their probabilities, by patching its random numbers."""
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from unittest.mock import patch
 
 import torch
@@ -13,7 +13,7 @@ from tests import reference
 
 
 def outcomes(
-    sampler: Sampler, weights: list[float], target: Tensor, exclude: Tensor
+    sampler: Sampler, weights: list[float], target: Tensor, exclude: Tensor, include: Tensor | None = None
 ) -> Iterator[tuple[float, Candidates]]:
     """Yield each outcome's probability, which sum to 1, and the sampler's candidates.
 
@@ -26,8 +26,13 @@ def outcomes(
         weights: class weights, 0 for classes that the innermost sampler leaves to an explicit set.
         target: targets of the draw.
         exclude: exclusions of the draw.
+        include: inclusions of the draw.
     """
     inner = sampler
+
+    def draw() -> Candidates:
+        return sampler(target, include=include, exclude=exclude)
+
     batch_explicit = False
     while isinstance(inner, WithExplicit):
         batch_explicit |= inner._explicit is None
@@ -36,17 +41,18 @@ def outcomes(
         edges = {0.0, 1.0}
         for example in range(len(target)):
             excluded = set(exclude[example].tolist()) | (set(target.tolist()) if batch_explicit else set())
+            excluded |= set() if include is None else set(include[example].tolist())
             edges |= set(_cumulative(weights, excluded if inner.group_size == 1 else set()))
-        yield from _integrate(sampler, sorted(edges), target, exclude)
+        yield from _integrate(draw, sorted(edges))
     elif isinstance(inner, Systematic):
         pi = reference.inclusion_probabilities(weights, inner.k)
         if inner.comb.table.order is not None:
             pi = [pi[c] for c in inner.comb.table.order.tolist()]
-        yield from _integrate(sampler, reference.systematic_breakpoints(pi), target, exclude)
+        yield from _integrate(draw, reference.systematic_breakpoints(pi))
     elif isinstance(inner, Bernoulli):
-        yield from _subsets(sampler, inner, weights, target, exclude)
+        yield from _subsets(draw, inner, weights)
     else:
-        yield 1.0, sampler(target, exclude=exclude)
+        yield 1.0, draw()
 
 
 def _cumulative(weights: list[float], excluded: set[int]) -> list[float]:
@@ -55,9 +61,7 @@ def _cumulative(weights: list[float], excluded: set[int]) -> list[float]:
     return [sum(left[: c + 1]) / total for c in range(len(left))] if total > 0 else []
 
 
-def _integrate(
-    sampler: Sampler, edges: list[float], target: Tensor, exclude: Tensor
-) -> Iterator[tuple[float, Candidates]]:
+def _integrate(draw: Callable[[], Candidates], edges: list[float]) -> Iterator[tuple[float, Candidates]]:
     for low, high in itertools.pairwise(edges):
         if high - low < 1e-12:
             continue
@@ -66,11 +70,11 @@ def _integrate(
             return torch.full(size, value, dtype=dtype)
 
         with patch("torch.rand", uniform):
-            yield high - low, sampler(target, exclude=exclude)
+            yield high - low, draw()
 
 
 def _subsets(
-    sampler: Sampler, inner: Bernoulli, weights: list[float], target: Tensor, exclude: Tensor
+    draw: Callable[[], Candidates], inner: Bernoulli, weights: list[float]
 ) -> Iterator[tuple[float, Candidates]]:
     if inner.k is None:
         b = weights
@@ -109,4 +113,4 @@ def _subsets(
             return torch.cat([row, row.new_full((number - len(row),), 0.5)]).repeat(groups, 1)
 
         with patch("torch.rand", uniform):
-            yield probability, sampler(target, exclude=exclude)
+            yield probability, draw()

@@ -54,3 +54,33 @@ def test_slots_are_empty_by_padding_and_by_exclusion():
     candidates = Candidates((shared,), torch.tensor([[4, -1], [-1, 6], [5, 9]]), None, 10)
     assert candidates.empty().tolist() == [[True, True, False], [False, True, True], [False, True, False]]
     assert candidates.log_kappa(torch.float32).dtype == torch.float32
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+@pytest.mark.parametrize("excluded", [0, 1, 2, 3, 16, 17, 40])
+@pytest.mark.parametrize("groups", [1, 3, 7])
+def test_slots_that_hold_an_excluded_class_are_found(groups, excluded, ordered):
+    generator = torch.Generator().manual_seed(excluded)
+    batch, order = 7, torch.arange(7).flip(0) if ordered else None
+    ids = torch.randint(0, 20, (groups, 9), generator=generator)
+    shared = Block(ids, torch.zeros(groups, 9, dtype=torch.float64), order)
+    candidates = Candidates((shared,), torch.randint(-1, 20, (batch, excluded), generator=generator), None, 20)
+    expected = [
+        [slot in set(own) for slot in row]
+        for row, own in zip(shared.spread(ids, batch).tolist(), candidates.excluded.tolist(), strict=True)
+    ]
+    assert candidates.block_hits(shared).tolist() == expected
+    assert candidates.hits(shared.spread(ids, batch)).tolist() == expected
+    assert candidates.empty().tolist() == expected
+
+
+def test_included_classes_follow_the_blocks_and_are_not_excluded():
+    shared = Block(torch.tensor([[4, 5, 6]]), torch.tensor([[0.0, -math.inf, 1.0]], dtype=torch.float64))
+    included = torch.tensor([[4, 9], [-1, 6]])
+    candidates = Candidates((shared,), torch.tensor([[4, 9], [-1, 6]]), None, 10, included)
+    assert candidates.ids().tolist() == [[4, 5, 6, 4, 9], [4, 5, 6, 0, 6]]
+    assert candidates.log_kappa().tolist() == [[0, -math.inf, 1, 0, 0], [0, -math.inf, 1, -math.inf, 0]]
+    assert candidates.empty().tolist() == [[True, True, False, False, False], [False, True, True, True, False]]
+    # An empty slot can hold the target, so that scoring reads no further row.
+    _, own = candidates.parts(empty=torch.tensor([7, 8]))
+    assert own.ids.tolist() == [[4, 9], [8, 6]]

@@ -25,7 +25,6 @@ MAY_IMPORT = {
     "samplers": {
         "_check",
         "_context",
-        "_faiss",
         "_handle",
         "_plain_state",
         "_ranks",
@@ -35,7 +34,7 @@ MAY_IMPORT = {
         "kmeans",
     },
     "objectives": {"_check", "candidates", "forms"},
-    "kernels": {"_check", "candidates", "forms"},
+    "kernels": {"_check", "_context", "candidates", "forms"},
     "heads": {
         "_check",
         "_context",

@@ -233,6 +233,41 @@ REFUSED = {
         ValueError,
         r"`exclude` must have shape \[3, E\], got \[1, 1\]",
     ),
+    "include out of range": (
+        lambda: head()(hidden(), TARGET, include=torch.tensor([[1], [10], [-1]])),
+        ValueError,
+        r"`include` must lie in \[0, 10\) \(or be -1, a pad\), got 10 at position \(1, 0\)",
+    ),
+    "include of another shape": (
+        lambda: head()(hidden(), TARGET, include=torch.tensor([[1], [2]])),
+        ValueError,
+        r"`include` must have shape \[3, E\], got \[2, 1\]",
+    ),
+    "include of floats": (
+        lambda: head()(hidden(), TARGET, include=torch.ones(3, 1)),
+        TypeError,
+        "`include` must hold integers, got torch.float32",
+    ),
+    "include of a list": (
+        lambda: head()(hidden(), TARGET, include=[[1]] * 3),
+        TypeError,
+        "`include` must be a Tensor, got list",
+    ),
+    "include on another device": (
+        lambda: head()(hidden(), TARGET, include=torch.ones(3, 1, dtype=torch.int64, device="meta")),
+        ValueError,
+        "`include` must be on cpu, got meta",
+    ),
+    "include of a sampler": (
+        lambda: Importance(ONES, 2)(TARGET, include=torch.tensor([[1]])),
+        ValueError,
+        r"`include` must have shape \[3, E\], got \[1, 1\]",
+    ),
+    "include out of a sampler's range": (
+        lambda: Importance(ONES, 2)(TARGET, include=torch.tensor([[-2]] * 3)),
+        ValueError,
+        r"`include` must lie in \[0, 10\) \(or be -1, a pad\), got -2 at position \(0, 0\)",
+    ),
     "weight of another shape": (
         lambda: head()(hidden(), TARGET, weight=torch.ones(2)),
         ValueError,

@@ -49,10 +49,11 @@ def test_a_step_does_not_synchronise(name, group_size, sparse):
     head, hidden, target = setting(name, group_size, sparse=sparse)
     head, hidden, target = head.cuda(), hidden.cuda().requires_grad_(), target.cuda()
     exclude = torch.randint(-1, C, (B, 3), device="cuda")
+    include = torch.randint(-1, C, (B, 20), device="cuda")
     weight = torch.rand(B, device="cuda")
-    head(hidden, target, exclude=exclude, weight=weight).backward()
+    head(hidden, target, include=include, exclude=exclude, weight=weight).backward()
     with no_sync():
-        head(hidden, target, exclude=exclude, weight=weight).backward()
+        head(hidden, target, include=include, exclude=exclude, weight=weight).backward()
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
@@ -94,6 +95,15 @@ def test_the_estimate_is_unbiased_on_a_gpu(name):
         errors.append((kappa * g[candidates.ids()]).sum(1) - (g.sum() - g[target]))
     error = torch.cat(errors)
     assert abs(error.mean()) <= 4.5 * error.std() / len(error) ** 0.5 + 1e-9
+
+
+@pytest.mark.parametrize("group_size", [None, 1, 8])
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_with_all_classes_included_the_loss_is_exact_on_a_gpu(name, group_size):
+    head, hidden, target = setting(name, group_size)
+    head, hidden, target = head.cuda(), hidden.cuda(), target.cuda()
+    loss = head(hidden, target, include=torch.arange(C, device="cuda").expand(B, -1))
+    torch.testing.assert_close(loss, head.exact_loss(hidden, target), rtol=2e-3, atol=2e-3)
 
 
 def test_exact_results_agree():

@@ -20,6 +20,7 @@ def counts(num_classes=3000):
         ("learned", "Learned"),
         ("systematic", "Systematic"),
         ("clustered", "Clustered"),
+        ("tailored", "Tailored"),
         ("importance", "Importance"),
         ("bernoulli", "Bernoulli"),
         ("exact", "Exhaustive"),
@@ -35,7 +36,7 @@ def test_a_name_gives_a_sampler_of_k_classes(name, kind):
 
 
 def test_every_sampler_name_is_tested():
-    assert set(SAMPLERS) == {"learned", "systematic", "clustered", "importance", "bernoulli", "exact"}
+    assert set(SAMPLERS) == {"learned", "systematic", "clustered", "tailored", "importance", "bernoulli", "exact"}
 
 
 @pytest.mark.parametrize("name", [None, *SAMPLERS])

@@ -97,7 +97,7 @@ def contained(ids: Tensor, others: Tensor) -> Tensor:
     found = ascending.gather(1, place.clamp(max=k - 1)) == others
     # Ids that are not found mark an extra last column; both copies of a repeated class use its first position.
     hit = torch.zeros(groups, size, k + 1, dtype=torch.bool, device=ids.device)
-    hit.scatter_(2, torch.where(found, place, k).reshape(groups, size, number), True)
+    hit = hit.scatter(2, torch.where(found, place, k).reshape(groups, size, number), True)
     first = torch.searchsorted(ascending, ids.contiguous())
     return hit.gather(2, first.unsqueeze(1).expand(groups, size, k))
 
@@ -116,6 +116,8 @@ class Candidates:
         num_classes: C.
         included: classes with κ = 1 for one example, each at most once, int64 [B, I]; -1 marks an empty slot. None if
             there are none. Their slots follow those of the blocks.
+        is_exhaustive: whether the one block holds every class in order, with κ = 1.
+        way: the way to the exact loss of an exhaustive draw, see `kernels.exact_cross_entropy`; None: its default.
     """
 
     blocks: tuple[Block, ...]
@@ -123,6 +125,8 @@ class Candidates:
     target_log_kappa: Callable[[], Tensor] | None
     num_classes: int
     included: Tensor | None = None
+    is_exhaustive: bool = False
+    way: str | None = None
 
     @property
     def batch(self) -> int:

@@ -114,6 +114,11 @@ class PairSum:
 Form = LogSumExp | PairSum
 
 
+def is_cross_entropy(form: Form, *, keeps_hits: bool) -> bool:
+    """Return True if the loss over all classes with κ = 1 is the cross entropy: the target is summed once."""
+    return isinstance(form, LogSumExp) and form.target_transform is None and form.target != keeps_hits
+
+
 def transformed(form: Form, target_score: Tensor) -> Tensor:
     """Return the targets' scores [B] after the transform of the form, if it has one."""
     return target_score if form.target_transform is None else form.target_transform(target_score)

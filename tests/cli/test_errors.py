@@ -99,10 +99,6 @@ def test_help_shows_the_type_of_each_option(capsys):
         (["--text", "--label", "x"], "`--label` must be left out for text, got x"),
         (["--text", "--labels", "x.npy"], "`--labels` must be left out for text, got x.npy"),
         (["--triples", "--format", "csv"], "`--format` must be left out for triples, got csv"),
-        (
-            ["--sequences", "--held-out", "x"],
-            "`--held-out` must be left out for sequences, whose last items are held out, got x",
-        ),
         (["--dim", "5"], "`--dim` must be left out for features, got 5"),
         (["--untied"], "`--untied` must be left out for features, got False"),
         (["--text", "--hidden", "5"], "`--hidden` must be left out for text, got (5,)"),

@@ -1,6 +1,7 @@
 """Interactions of users in the order of time."""
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,22 @@ def test_the_last_two_items_of_a_user_of_three_or_more_are_held_out():
     sequences = made([[1, 2, 3, 4], [5, 6], [7, 8, 9]])
     assert sequences.counts().nonzero().flatten().tolist() == [1, 2, 5, 6, 7]
     assert sequences.counts().sum() == 5
+
+
+def test_without_held_back_items_all_are_trained_on_and_every_pair_is_a_test():
+    sequences = replace(made([[1, 2, 3, 4], [5, 6], [7], [7, 8, 9]]), held_back=False)
+    assert sequences.counts().sum() == 10
+    batches = sequences.last_batches("test", 8, length=9)
+    assert batches.users.tolist() == [0, 1, 3]
+    ((inputs, _, target, _),) = batches
+    assert (inputs.tolist(), target.tolist()) == ([[1, 2, 3], [5, 0, 0], [7, 8, 0]], [4, 6, 9])
+    assert sum((target >= 0).sum().item() for _, target in SequenceBatches(sequences, 8, length=9)) == 6
+
+
+def test_a_digest_tells_the_same_items_of_the_same_users():
+    one = made([[1, 2, 3], [4, 5]]).digest()
+    assert one == made([[1, 2, 3], [4, 5]]).digest()
+    assert len({one, made([[1, 2, 3, 4], [5]]).digest(), made([[1, 2, 3], [5, 4]]).digest()}) == 3
 
 
 @pytest.mark.parametrize("split", ["valid", "test", "next"])
@@ -121,6 +138,7 @@ def test_lines_of_items_unknown_to_a_model_are_left_out(path):
     assert [items(sequences, user) for user in range(3)] == [["b", "c", "b"], ["b"], ["b"]]
     assert list(sequences.item_names) == ["c", "b"]
     assert sequences.unknown == 2
+    assert sequences.left_out.tolist() == [1, 1, 0]
     path.write_text("u a\nv b\n")
     sequences = read_sequences(path, item_names=Names(["c", "b"]))
     assert list(sequences.user_names) == ["u", "v"]

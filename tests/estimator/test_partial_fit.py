@@ -36,7 +36,7 @@ def test_optimiser_state_of_old_classes_is_kept():
     assert np.mean(model.predict_top(X[y < 10], 1)[0] == before) > 0.9
 
 
-@pytest.mark.parametrize("sampler", [None, "learned", "systematic", "clustered", "importance", "bernoulli"])
+@pytest.mark.parametrize("sampler", [None, "learned", "systematic", "clustered", "tailored", "importance", "bernoulli"])
 def test_a_sampler_is_made_once_there_are_more_than_k_classes(sampler):
     X, y = gaussian(40, 800)
     model = ManyClassClassifier(sampler=sampler, k=15, random_state=0)

@@ -1,6 +1,7 @@
 """The closed form gives the losses and gradients of autograd through the objective."""
 
 import dataclasses
+import functools
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ import torch
 from manyclass import Block, Candidates, ClassHead
 from manyclass.forms import LogSumExp, PairSum, Similarity
 from manyclass.heads import linear
-from manyclass.kernels import LinearDraw, closed_form_loss, eager_loss, has_closed_form
+from manyclass.kernels import LinearDraw, closed_form_loss, eager_loss, exact_cross_entropy, has_closed_form
 from manyclass.kernels.cpu import build
 from manyclass.objectives import Likelihood
 from manyclass.samplers import WithExplicit
@@ -50,9 +51,11 @@ def agree(ours, theirs, tolerance=1e-12):
 
 @pytest.fixture
 def counted(monkeypatch):
-    """Count calls of the closed form: a test that falls back to autograd would test nothing."""
+    """Count calls of the closed forms: a test that falls back to autograd would test nothing."""
     calls = []
-    monkeypatch.setattr(linear, "closed_form_loss", lambda *a, **o: calls.append(1) or closed_form_loss(*a, **o))
+    for call in (closed_form_loss, exact_cross_entropy):
+        counting = functools.partial(lambda call, *a, **o: calls.append(1) or call(*a, **o), call)
+        monkeypatch.setattr(linear, call.__name__, counting)
     return calls
 
 
@@ -75,19 +78,68 @@ def test_losses_and_gradients_are_those_of_the_objective(name, objective, bias, 
     assert agree(ours, by_autograd(monkeypatch, step, head, hidden, target, exclude=exclude))
 
 
+@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("objective", CLOSED)
+@pytest.mark.parametrize("name", ["importance", "learned", "minibatch explicit", "set alone"])
+def test_losses_and_gradients_with_included_classes_are_those_of_the_objective(
+    name, objective, bias, sparse, monkeypatch, counted
+):
+    head = make(name, OBJECTIVES[objective][0], bias=bias, sparse=sparse)
+    hidden, target = torch.randn(B, D, dtype=torch.float64), torch.randint(C, (B,))
+    options = {"include": torch.randint(-1, C, (B, 6)), "exclude": torch.randint(-1, C, (B, 3))}
+    ours = step(head, hidden, target, **options)
+    # A pair sum counts the slots of each example, so that it goes through autograd.
+    assert bool(counted) == isinstance(head.objective.form, LogSumExp)
+    assert agree(ours, by_autograd(monkeypatch, step, head, hidden, target, **options))
+
+
+@pytest.mark.parametrize("objective", ["likelihood", "plain importance", "subset softmax"])
+def test_an_empty_draw_leaves_the_included_classes(objective, monkeypatch):
+    """The first example includes nothing, the second one class, the third all; nothing is drawn but the target."""
+    target, include = torch.zeros(3, dtype=torch.int64), torch.tensor([[-1] * 5, [2, *[-1] * 4], [0, 1, 2, 3, 4]])
+    sampler = WithExplicit(None, torch.tensor([0]), num_classes=5)
+    head = ClassHead(D, 5, sampler=sampler, objective=OBJECTIVES[objective][0], dtype=torch.float64)
+    hidden = torch.randn(3, D, dtype=torch.float64)
+    for options in ({"include": include}, {"include": include, "exclude": torch.tensor([[0, 2]] * 3)}):
+        ours = step(head, hidden, target, **options)
+        assert all(part.isfinite().all() for part in ours)
+        assert agree(ours, by_autograd(monkeypatch, step, head, hidden, target, **options))
+
+
+@pytest.mark.parametrize("form", [LogSumExp(True, True), LogSumExp(False, True), LogSumExp(True, False)])
+def test_included_classes_pass_gradcheck(form):
+    torch.manual_seed(0)
+    target = torch.tensor([1, 5, 1])
+    sampler = SAMPLERS["importance"](torch.rand(9), 4, None)
+    include = torch.tensor([[2, 2, -1], [8, 1, 3], [-1, -1, -1]])
+    candidates = sampler(target, include=include, exclude=target.unsqueeze(1))
+    weight, bias = torch.randn(9, 2, dtype=torch.float64), torch.randn(9, dtype=torch.float64)
+    tables = [x.requires_grad_() for x in (torch.randn(3, 2, dtype=torch.float64), weight, bias)]
+    for kernel in (lambda *draw: closed_form_loss(*draw)[0], eager_loss):
+
+        def loss(hidden, weight, bias, kernel=kernel):
+            return kernel(form, LinearDraw(hidden, weight, bias, target, candidates))
+
+        assert torch.autograd.gradcheck(loss, tables, check_undefined_grad=False)
+        assert torch.autograd.gradgradcheck(loss, tables, check_undefined_grad=False)
+
+
 @pytest.mark.parametrize("shape", [(1, 1), (1, 33), (3, 64), (65, 17), (256, 1000)])
 @pytest.mark.parametrize("scale", [1.0, 30.0])
-@pytest.mark.parametrize("objective", CLOSED)
-def test_in_float32_the_error_is_no_larger_than_autograds(objective, shape, scale, monkeypatch, counted):
+@pytest.mark.parametrize(("objective", "included"), [*((name, 0) for name in CLOSED), ("likelihood", 7)])
+def test_in_float32_the_error_is_no_larger_than_autograds(objective, shape, scale, included, monkeypatch, counted):
     torch.manual_seed(0)
     batch, k = shape
     num_classes = k + 50
     sampler = SAMPLERS["importance"](torch.rand(num_classes) + 0.1, k, None)
     head = ClassHead(D, num_classes, sampler=sampler, objective=OBJECTIVES[objective][0])
     hidden, target = torch.randn(batch, D) * scale, torch.randint(num_classes, (batch,))
-    ours, eager = step(head, hidden, target), by_autograd(monkeypatch, step, head, hidden, target)
+    options = {"include": torch.randint(-1, num_classes, (batch, included))} if included else {}
+    ours = step(head, hidden, target, **options)
+    eager = by_autograd(monkeypatch, step, head, hidden, target, **options)
     assert bool(counted) == takes_closed_form(objective)
-    exact = by_autograd(monkeypatch, step, head.double(), hidden.double(), target)
+    exact = by_autograd(monkeypatch, step, head.double(), hidden.double(), target, **options)
     for a, b, truth in zip(ours, eager, exact, strict=True):
         allowed = (b - truth).abs().max() + 1e-5 * (1 + truth.abs().max())
         assert (a - truth).abs().max() <= allowed

@@ -81,6 +81,10 @@ def table_operands():
     return {field.name: getattr(made, field.name) for field in fields(made)}
 
 
+def likely_operands():
+    return {"largest": torch.zeros(C), "scores": torch.randn(B, C), "bias": torch.randn(C)}
+
+
 def comb_operands():
     return {"offset": torch.rand(1, 1, dtype=torch.float64), "certain": torch.tensor([2, 0])}
 
@@ -102,6 +106,7 @@ KERNELS = {
     "pair_sum": (draw_operands, pair_sum),
     "pull_back": (pull_back_operands, lambda **x: cpu.pull_back_(PullBack(**x))),
     "put_in_front": (front_operands, cpu.put_in_front),
+    "likely": (likely_operands, lambda **x: cpu.likely_(**x, nearest=2)),
     "comb": (comb_operands, lambda **x: cpu.comb(table(), spacing=2.0, teeth=3, **x)),
     "locate": (
         lambda: {"position": torch.rand(6, dtype=torch.float64)},

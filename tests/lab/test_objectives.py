@@ -2,6 +2,7 @@
 
 import math
 
+import pytest
 import torch
 
 from manyclass.lab.objectives import AdaptedImportance, TaylorInverse, UpperBound
@@ -44,6 +45,13 @@ def test_the_gradient_of_the_expansions_loss_is_its_gamma():
     assert torch.allclose(one, -gamma_target)
     assert torch.allclose(others[:, -4:], -gamma)
     assert not others[:, :-4].any()
+
+
+def test_the_expansion_has_no_place_for_included_classes():
+    target = torch.tensor([1, 4])
+    candidates = Importance(torch.ones(9), 9, group_size=1)(target, include=torch.tensor([[2, 3, 5]] * 2))
+    with pytest.raises(ValueError, match="`include` must be None for TaylorInverse, got classes that belong to no"):
+        TaylorInverse(3)(torch.zeros(2), torch.zeros(2, 12), candidates)
 
 
 def test_the_bound_of_all_classes_is_exact():

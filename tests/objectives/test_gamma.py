@@ -14,8 +14,8 @@ C, B = 12, 7
 SHARINGS = {"batch": (1,), "groups": (3,), "example": (B,), "all of them": (1, 3, B, 1)}
 
 
-def random_candidates(groups, generator, *, ordered, keeps_hits, target):
-    """Return blocks with every kind of slot: repeats, hits, padding, excluded classes."""
+def random_candidates(groups, generator, *, ordered, keeps_hits, target, include):
+    """Return blocks with every kind of slot: repeats, hits, padding, excluded and included classes."""
     blocks = []
     for g in groups:
         ids = torch.randint(0, C, (g, 5), generator=generator)
@@ -28,7 +28,12 @@ def random_candidates(groups, generator, *, ordered, keeps_hits, target):
     if not keeps_hits:
         excluded = torch.cat([target.unsqueeze(1), excluded], 1)
     kappa = torch.randn(B, dtype=torch.float64, generator=generator)
-    return Candidates(tuple(blocks), excluded, lambda: kappa, C)
+    included = None
+    if include:
+        included = torch.rand(B, C, generator=generator).argsort(1)[:, :4]
+        included = included.masked_fill((included.unsqueeze(2) == excluded.unsqueeze(1)).any(2), -1)
+        excluded = torch.cat([excluded, included], 1)
+    return Candidates(tuple(blocks), excluded, lambda: kappa, C, included)
 
 
 def gamma_by_class(target, ids, gamma_target, gamma_slots):
@@ -40,22 +45,23 @@ def gamma_by_class(target, ids, gamma_target, gamma_slots):
 def evaluate(objective, target_score, scores, candidates):
     """Return losses and -∂loss/∂score."""
     target_score, scores = target_score.clone().requires_grad_(), scores.clone().requires_grad_()
-    widths = [block.ids.shape[1] for block in candidates.blocks]
+    widths = [block.ids.shape[1] for block in candidates.parts()]
     loss = objective(target_score, exclude_hits(list(scores.split(widths, 1)), candidates), candidates)
     gradients = torch.autograd.grad(loss.sum(), (target_score, scores))
     return loss.detach(), -gradients[0], -gradients[1]
 
 
+@pytest.mark.parametrize("include", [False, True], ids=["", "include"])
 @pytest.mark.parametrize("ordered", [False, True], ids=["runs", "sorted"])
 @pytest.mark.parametrize("groups", SHARINGS.values(), ids=SHARINGS)
 @pytest.mark.parametrize("name", OBJECTIVES)
-def test_gamma_is_the_papers(name, groups, ordered):
+def test_gamma_is_the_papers(name, groups, ordered, include):
     objective, known_as, options = OBJECTIVES[name]
     for seed in range(8):
         generator = torch.Generator().manual_seed(seed)
         target = torch.randint(0, C, (B,), generator=generator)
         candidates = random_candidates(
-            groups, generator, ordered=ordered, keeps_hits=objective.keeps_hits, target=target
+            groups, generator, ordered=ordered, keeps_hits=objective.keeps_hits, target=target, include=include
         )
         ids, empty, kappa = candidates.ids(), candidates.empty(), candidates.log_kappa().exp()
         target_score = torch.randn(B, dtype=torch.float64, generator=generator)

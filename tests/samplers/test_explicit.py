@@ -1,8 +1,11 @@
 """WithExplicit: explicit classes are always scored, once, and the rest is drawn."""
 
+from types import SimpleNamespace
+
+import pytest
 import torch
 
-from manyclass.samplers import Importance, Systematic, WithExplicit
+from manyclass.samplers import Exhaustive, Importance, Systematic, WithExplicit, draw_including
 from tests.samplers.test_state import draw
 
 
@@ -28,3 +31,18 @@ def test_a_budget_is_split_between_the_heaviest_classes_and_the_draw():
     candidates = sampler(torch.tensor([0]))
     assert candidates.ids().shape[1] == 5
     assert candidates.ids()[0, :2].tolist() == [1, 3]
+
+
+@pytest.mark.parametrize("explicit", ["batch", torch.tensor([2, 6])])
+def test_classes_that_the_inner_sampler_includes_count_once(explicit):
+    """Every class counts once, be it drawn, explicit, included by the inner sampler or by the user."""
+    inner, own = Exhaustive(9), torch.tensor([[2, 3], [5, -1]])
+    plain = SimpleNamespace(draw=inner.draw)
+    inner.draw = lambda target, exclude, **options: draw_including(plain, target, own, exclude, **options)
+    target, exclude = torch.tensor([2, 5]), torch.tensor([[1, 4], [5, -1]])
+    for include in (None, torch.tensor([[3, 7], [6, 0]])):
+        candidates = WithExplicit(inner, explicit)(target, include=include, exclude=exclude)
+        assert candidates.included.shape[1] == (2 if include is None else 4)
+        kappa = candidates.log_kappa().exp().masked_fill(candidates.empty(), 0.0)
+        counted = torch.zeros(2, 9, dtype=torch.float64).scatter_add_(1, candidates.ids(), kappa)
+        assert counted.tolist() == [[1, 0, 1, 1, 0, 1, 1, 1, 1], [1, 1, 1, 1, 1, 0, 1, 1, 1]]

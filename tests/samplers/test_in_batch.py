@@ -11,19 +11,20 @@ C = 6
 WEIGHTS = torch.tensor([5.0, 1.0, 2.0, 8.0, 1.0, 3.0], dtype=torch.float64)
 
 
-@pytest.mark.parametrize(("k", "power"), [(0, 1.0), (4, 1.0), (4, 0.0)])
-def test_sums_are_unbiased_over_random_batches(k, power):
+@pytest.mark.parametrize(("k", "power", "include"), [(0, 1.0, None), (4, 1.0, None), (4, 0.0, None), (0, 1.0, [1, 3])])
+def test_sums_are_unbiased_over_random_batches(k, power, include):
     sampler = InBatch(WEIGHTS, k, power=power)
     assert not sampler.unbiased
     g = torch.tensor([1.0, -2.0, 3.0, 0.5, 2.0, -1.0], dtype=torch.float64)
     generator = torch.Generator().manual_seed(0)
     # The target of the first example is fixed; the other targets are drawn from the counts.
     errors = {target: [] for target in range(C)}
-    for _ in range(3000):
+    include = None if include is None else torch.tensor([include] * 5)
+    for _ in range(3000 if include is None else 500):
         targets = torch.multinomial(WEIGHTS, 5, replacement=True, generator=generator)
         for target, found in errors.items():
             targets[0] = target
-            candidates = sampler(targets, exclude=targets.unsqueeze(1), generator=generator)
+            candidates = sampler(targets, include=include, exclude=targets.unsqueeze(1), generator=generator)
             kappa = candidates.log_kappa().exp().masked_fill(candidates.empty(), 0.0)
             found.append((kappa * g[candidates.ids()]).sum(1)[0] - (g.sum() - g[target]))
     for found in map(torch.stack, errors.values()):

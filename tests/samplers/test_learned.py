@@ -41,14 +41,15 @@ def test_the_estimate_converges_to_the_mean_square_probability():
     torch.testing.assert_close(head.sampler.estimate.sqrt(), expected.sqrt(), rtol=0.25, atol=5e-3)
 
 
-@pytest.mark.parametrize("steps", [0, 200])
-def test_draws_are_unbiased_before_and_after_learning(steps):
+@pytest.mark.parametrize(("steps", "included"), [(0, 0), (200, 0), (200, 3)])
+def test_draws_are_unbiased_before_and_after_learning(steps, included):
     head, hidden, target = head_and_batch(Learned(torch.rand(C) + 0.1, 15, every=20))
     train(head, hidden, target, steps)
     g = torch.randn(C, dtype=torch.float64)
+    include = torch.randint(-1, C, (B, included))
     found, generator = [], torch.Generator().manual_seed(2)
     for _ in range(4000):
-        candidates = head.sampler(target, exclude=target.unsqueeze(1), generator=generator)
+        candidates = head.sampler(target, include=include, exclude=target.unsqueeze(1), generator=generator)
         kappa = candidates.log_kappa().exp().masked_fill(candidates.empty(), 0.0)
         found.append((kappa * g[candidates.ids()]).sum(1))
     found = torch.stack(found)

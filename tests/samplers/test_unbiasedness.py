@@ -17,18 +17,31 @@ SUBSETS = [torch.tensor(s) for n in range(1, C + 1) for s in itertools.combinati
 # There is one example for each set of excluded classes, so that one call tests all of them.
 EXCLUDED = torch.tensor([[c if bits >> c & 1 else -1 for c in (2, 0, 3, 1)] for bits in range(2**C)])
 TARGET = torch.tensor([1, 3] * 2 ** (C - 1))
+# Each example also includes another set, in another order, with repeats and classes that it excludes.
+INCLUDED = torch.cat([EXCLUDED.roll(5, 0), EXCLUDED.roll(5, 0).flip(1)[:, :2]], 1)
 COUNTS = {"ties": [3, 1, 1, 3], "zeros": [5, 0, 2, 0], "skewed": [1, 40, 2, 7]}
 
 
-def expectation(sampler, weights, g):
+def expectation(sampler, weights, g, include=None):
     """Return the sum over all outcomes of probability × Σ κ g, for each example."""
     total, mass = torch.zeros(len(TARGET), dtype=torch.float64), 0.0
-    for probability, candidates in outcomes(sampler, weights, TARGET, EXCLUDED):
+    for probability, candidates in outcomes(sampler, weights, TARGET, EXCLUDED, include):
         kappa = candidates.log_kappa().exp().masked_fill(candidates.empty(), 0.0)
         total += probability * (kappa * g[candidates.ids()]).sum(1)
+        if include is not None:
+            assert_each_is_certain_once(candidates, include)
         mass += probability
     assert mass == pytest.approx(1, abs=1e-9)
     return total
+
+
+def assert_each_is_certain_once(candidates, include):
+    """Assert that every class that an example includes and does not exclude has one slot, with κ = 1."""
+    kappa = candidates.log_kappa().exp().masked_fill(candidates.empty(), 0.0)
+    counted = torch.zeros(len(include), C, dtype=torch.float64).scatter_add_(1, candidates.ids(), kappa)
+    for own, included, excluded in zip(counted, include.tolist(), EXCLUDED.tolist(), strict=True):
+        for c in set(included) - {-1}:
+            assert own[c] == (c not in excluded)
 
 
 def exact_sums(g):
@@ -57,6 +70,22 @@ def test_every_design_is_unbiased_for_every_explicit_and_excluded_set(name, k, g
 
 
 @pytest.mark.parametrize("group_size", GROUP_SIZES)
+@pytest.mark.parametrize("k", [1, 3])
+@pytest.mark.parametrize("name", DESIGNS)
+def test_every_design_is_unbiased_with_included_classes(name, k, group_size):
+    counts = ClassCounts(torch.tensor(COUNTS["skewed"]))
+    g = torch.randn(C, dtype=torch.float64, generator=torch.Generator().manual_seed(k))
+    sampler = DESIGNS[name](counts, k, group_size)
+    for explicit in (None, "batch", torch.tensor([0, 3])):
+        left = counts.weights().clone()
+        if isinstance(explicit, torch.Tensor):
+            left[explicit] = 0.0
+        composed = sampler if explicit is None else WithExplicit(sampler, explicit)
+        found = expectation(composed, left.tolist(), g, INCLUDED)
+        torch.testing.assert_close(found, exact_sums(g), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("group_size", GROUP_SIZES)
 def test_bernoulli_with_given_probabilities_is_unbiased(group_size):
     b = [0.3, 1.0, 0.5, 0.9]
     g = torch.tensor([1.0, -2.0, 3.0, 0.5], dtype=torch.float64)
@@ -78,8 +107,9 @@ def test_nested_explicit_sets_are_unbiased(group_size):
 TESTED_ELSEWHERE = ("set alone", "in batch", "learned")
 
 
+@pytest.mark.parametrize("include", [None, torch.tensor([[2, 2, -1], [0, 4, 5], [1, 2, 5]] * 2)], ids=["", "include"])
 @pytest.mark.parametrize("name", [name for name in SAMPLERS if name not in (*DESIGNS, *TESTED_ELSEWHERE)])
-def test_every_other_sampler_is_unbiased_on_average(name):
+def test_every_other_sampler_is_unbiased_on_average(name, include):
     weights = torch.tensor([2.0, 1.0, 5.0, 3.0, 1.0, 1.0], dtype=torch.float64)
     sampler = SAMPLERS[name](weights, 2, 1)
     assert sampler.unbiased
@@ -87,8 +117,9 @@ def test_every_other_sampler_is_unbiased_on_average(name):
     target = torch.arange(6).repeat(100)
     g = torch.tensor([1.0, 0.5, 3.0, 0.25, 2.0, 0.0], dtype=torch.float64)
     errors = []
+    include = None if include is None else include.repeat(100, 1)
     for _ in range(50):
-        candidates = sampler(target, exclude=target.unsqueeze(1), generator=generator)
+        candidates = sampler(target, include=include, exclude=target.unsqueeze(1), generator=generator)
         kappa = candidates.log_kappa().exp().masked_fill(candidates.empty(), 0.0)
         errors.append((kappa * g[candidates.ids()]).sum(1) - (g.sum() - g[target]))
     error = torch.cat(errors)

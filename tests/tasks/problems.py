@@ -9,6 +9,14 @@ from manyclass import tasks
 from manyclass.training import Callback
 
 KINDS = ("features", "text", "sequences", "triples")
+# The names of the metrics by default, and of the one that selects the best model if it is not the loss.
+METRICS = {
+    "features": ["accuracy", "accuracy@5"],
+    "text": ["accuracy", "accuracy@10"],
+    "sequences": ["MRR", "HR@10", "NDCG@10", "MRR@10"],
+    "triples": ["MRR", "hits@1", "hits@3", "hits@10"],
+}
+BEST_BY = {"sequences": "NDCG@10", "triples": "MRR"}
 CLASSES = 24  # of each kind; text has the end of a line too
 SETTINGS = {
     "features": tasks.Settings(epochs=4, batch_size=16, k=8),

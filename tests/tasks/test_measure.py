@@ -9,11 +9,12 @@ import torch
 from manyclass import tasks
 from manyclass.data import Names
 from manyclass.errors import UserError
-from manyclass.tasks.metrics import METRICS, rank_metrics
+from manyclass.tasks.metrics import METRICS as KNOWN
+from manyclass.tasks.metrics import metric_of_ranks, rank_metrics
 from manyclass.tasks.model import Model
 from manyclass.tasks.task import EncoderSpec, ModelSpec
 from manyclass.training import Batch, evaluate
-from tests.tasks.problems import KINDS, to_evaluate
+from tests.tasks.problems import KINDS, METRICS, to_evaluate
 
 C, D = 40, 6
 # Training counts from 0 to 1,000, so that all bands occur.
@@ -23,9 +24,10 @@ COUNTS = torch.tensor([0.0, 1.0, 9.0, 10.0, 99.0, 100.0, 999.0, 1000.0] * 5, dty
 def model(kind):
     """A model with the metrics of a kind of data, whose inputs are `hidden`."""
     torch.manual_seed(0)
-    metrics = tasks.TASKS[kind].metrics
-    task = SimpleNamespace(kind=kind, metrics=metrics, build=lambda spec: EncoderSpec(torch.nn.Identity(), D))
-    return Model(ModelSpec(task, Names(f"c{i}" for i in range(C)), COUNTS, {}, tasks.Settings())).double()
+    own = tasks.TASKS[kind]
+    task = SimpleNamespace(kind=kind, metrics=own.metrics, build=lambda spec: EncoderSpec(torch.nn.Identity(), D))
+    settings = tasks.Settings(at=own.defaults.at)
+    return Model(ModelSpec(task, Names(f"c{i}" for i in range(C)), COUNTS, {}, settings)).double()
 
 
 def batches(*, n=3, excluded=0, weighted=False, several=False):
@@ -68,10 +70,16 @@ SLOW = {
     "accuracy@5": lambda rank: rank <= 5,
     "accuracy@10": lambda rank: rank <= 10,
     "hits@1": lambda rank: rank == 1,
+    "hits": lambda rank: 1,
     "hits@3": lambda rank: rank <= 3,
     "hits@10": lambda rank: rank <= 10,
     "HR@10": lambda rank: rank <= 10,
+    "HR@20": lambda rank: rank <= 20,
     "MRR": lambda rank: 1 / rank,
+    "MRR@7": lambda rank: 1 / rank if rank <= 7 else 0.0,
+    "MRR@10": lambda rank: 1 / rank if rank <= 10 else 0.0,
+    "NDCG": lambda rank: 1 / math.log2(1 + rank),
+    "NDCG@7": lambda rank: 1 / math.log2(1 + rank) if rank <= 7 else 0.0,
     "NDCG@10": lambda rank: 1 / math.log2(1 + rank) if rank <= 10 else 0.0,
 }
 
@@ -89,7 +97,7 @@ def test_numbers_are_those_of_a_loop(kind, options):
     assert measured.examples == pytest.approx(whole)
     assert measured.loss == pytest.approx(sum(share * loss for _, share, loss, _ in found) / whole)
     assert measured.perplexity == pytest.approx(math.exp(measured.loss))
-    assert set(measured.metrics) == set(tasks.TASKS[kind].metrics)
+    assert list(measured.metrics) == METRICS[kind]
     for name, value in measured.metrics.items():
         assert value == pytest.approx(sum(share * SLOW[name](rank) for _, share, _, rank in found) / whole), name
     names = ["0", "1 to 9", "10 to 99", "100 to 999", "1,000 to 9,999"]
@@ -119,7 +127,7 @@ def test_bands_sum_up_to_the_whole(trained, kind):
 def test_a_training_sees_what_a_measurement_sees(trained, kind):
     done, _, data = trained(kind)
     batches = list(tasks.TASKS[kind].evaluation_batches(done.model.spec, tasks.Source(to_evaluate(kind, data)))[0])
-    metrics = rank_metrics(done.model.head, tasks.TASKS[kind].metrics)
+    metrics = rank_metrics(done.model.head, METRICS[kind])
     report = evaluate(done.model.head, batches, encoder=done.model.encoder, metrics=metrics)
     measured = tasks.measure(done.model, batches)
     assert measured.loss == pytest.approx(report.loss)
@@ -127,25 +135,47 @@ def test_a_training_sees_what_a_measurement_sees(trained, kind):
 
 
 def test_every_metric_has_a_loop():
-    assert set(METRICS) == set(SLOW)
+    assert set(KNOWN) == {name.partition("@")[0] for name in SLOW}
 
 
-@pytest.mark.parametrize("name", METRICS)
+@pytest.mark.parametrize("name", SLOW)
 def test_a_metric_of_each_rank(name):
     ranks = torch.arange(1, 30, dtype=torch.float64)
     expected = [float(SLOW[name](rank)) for rank in range(1, 30)]
-    assert METRICS[name](ranks).double().tolist() == pytest.approx(expected)
+    assert metric_of_ranks(name)(ranks).tolist() == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("name", METRICS)
+@pytest.mark.parametrize("name", [name for kind in KINDS for name in METRICS[kind]])
 def test_the_worst_rank_is_never_good(name):
-    assert METRICS[name](torch.tensor([math.nan], dtype=torch.float64)).nan_to_num(0.0).item() == 0
-    assert METRICS[name](torch.tensor([1e9], dtype=torch.float64)).item() < 1e-8
+    assert metric_of_ranks(name)(torch.tensor([math.nan], dtype=torch.float64)).nan_to_num(0.0).item() == 0
+    assert metric_of_ranks(name)(torch.tensor([1e9], dtype=torch.float64)).item() < 1e-8
 
 
 def test_a_tie_for_the_first_place_is_no_hit():
     # Tied classes share their mean rank, so a constant model is never right.
-    assert METRICS["accuracy"](torch.tensor([1.0, 1.5])).tolist() == [True, False]
+    assert metric_of_ranks("accuracy")(torch.tensor([1.0, 1.5])).tolist() == [1, 0]
+
+
+@pytest.mark.parametrize(("kind", "found"), [("features", "accuracy@"), ("triples", "hits@"), ("sequences", "MRR@")])
+def test_metrics_are_measured_at_any_k(kind, found):
+    made = model(kind)
+    measured = tasks.measure(made, batches(), at=(7, 20))
+    names = [name for name in METRICS[kind] if "@" not in name]
+    at_k = [f"{name}{k}" for k in (7, 20) for name in tasks.TASKS[kind].metrics if name.endswith("@")]
+    assert list(measured.metrics) == names + at_k
+    ranks = [rank for *_, rank in slow(made, batches())]
+    for k in (7, 20):
+        expected = sum((1 / rank if kind == "sequences" else 1) for rank in ranks if rank <= k) / len(ranks)
+        assert measured.metrics[f"{found}{k}"] == pytest.approx(expected)
+    assert measured.to_json()[f"{found}20"] == measured.metrics[f"{found}20"]
+
+
+def test_a_k_beyond_the_classes_is_refused_if_it_was_chosen():
+    with pytest.raises(UserError, match="`at` must be at most the number of classes, 40, got 41"):
+        tasks.measure(model("triples"), batches(), at=(10, 41))
+    assert "accuracy@40" in tasks.measure(model("text"), batches(), at=(40,)).metrics
+    with pytest.raises(ValueError, match="`at` must be one or more different numbers"):
+        tasks.measure(model("triples"), batches(), at=(3, 3))
 
 
 def test_all_metrics_follow_from_one_ranking(monkeypatch):

@@ -84,7 +84,10 @@ def storage_equal(one, other):
 @pytest.mark.parametrize(
     "options",
     [
-        *({"sampler": name} for name in ("learned", "systematic", "clustered", "importance", "bernoulli", "exact")),
+        *(
+            {"sampler": name}
+            for name in ("learned", "systematic", "clustered", "tailored", "importance", "bernoulli", "exact")
+        ),
         {"k": "auto", "rmse_log_z": 0.3},
         {"sampler": "importance", "objective": "noise_contrastive"},
         {"optimizer": "adam"},

@@ -23,6 +23,7 @@ EVERY = tasks.Settings(
     objective="black_out",
     k="auto",
     rmse_log_z=0.2,
+    at=(10, 20),
     dim=4,
     hidden_layers=(5, 6),
     rank=7,
@@ -38,6 +39,12 @@ EVERY = tasks.Settings(
 @pytest.mark.parametrize("settings", [tasks.Settings(), EVERY, *SETTINGS.values()])
 def test_settings_round_trip_through_json(settings):
     assert tasks.Settings.from_json(json.loads(json.dumps(settings.to_json()))) == settings
+
+
+def test_settings_are_shown_as_they_are_given():
+    assert tasks.Settings(epochs=3, hidden_layers=(), at=(10, 20), tied=False).shown() == (
+        "epochs 3, at 10,20, tied False, seed 0"
+    )
 
 
 def test_every_setting_was_tried():
@@ -69,6 +76,9 @@ def test_a_limit_in_seconds_replaces_the_default_epochs():
         ({"dropout": 1.0}, r"`dropout` must lie in \[0, 1\), got 1.0"),
         ({"regulariser": -0.1}, "`regulariser` must be finite and at least 0, got -0.1"),
         ({"hidden_layers": (5, 0)}, "`hidden_layers` must be at least 1, got 0"),
+        ({"at": (5, 0)}, "`at` must be at least 1, got 0"),
+        ({"at": (5, 5)}, r"`at` must be one or more different numbers, got \(5, 5\)"),
+        ({"at": ()}, r"`at` must be one or more different numbers, got \(\)"),
         ({"k": "all"}, "`k` must be .*'auto'.*, got 'all'"),
         ({"k": 0}, "`k` must be at least 1, got 0"),
         ({"seed": 2**63}, "`seed` must be at most 4294967295, got 9223372036854775808"),
@@ -90,11 +100,15 @@ def test_values_out_of_range_are_refused(options, message):
 
 @pytest.mark.parametrize("data", [None, [], {"colour": "red"}])
 def test_data_that_is_no_settings_is_refused(data):
-    with pytest.raises(UserError, match="the settings of a training must have no other names than batch_size, clip"):
+    with pytest.raises(
+        UserError, match="the settings of a training must have no other names than at, batch_size, clip"
+    ):
         tasks.Settings.from_json(data)
 
 
-@pytest.mark.parametrize("data", [{"epochs": "3"}, {"hidden_layers": 5}, {"learning_rate": []}])
+@pytest.mark.parametrize(
+    "data", [{"epochs": "3"}, {"hidden_layers": 5}, {"at": 5}, {"at": "10"}, {"learning_rate": []}]
+)
 def test_values_of_another_type_are_refused(data):
     with pytest.raises(UserError, match="the settings of a training are damaged"):
         tasks.Settings.from_json(data)

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from manyclass import ClassHead, HierarchicalHead
-from manyclass.training import HeldOut, evaluate
+from manyclass.training import HeldOut, Training, evaluate
 from tests.training.problems import B, C, D, batches, model
 
 
@@ -36,6 +36,18 @@ def test_weights_exclusions_and_ignored_targets_count():
     report = evaluate(head, [(hidden, target, extras)], metrics={"one": lambda hidden, batch: batch.target != -100})
     assert report.loss == pytest.approx(expected, rel=1e-5)
     assert report.metrics == {"one": pytest.approx(1.0)}
+
+
+@pytest.mark.parametrize("make", [ClassHead, HierarchicalHead])
+def test_batches_that_include_classes_are_trained_on_and_evaluated_exactly(make):
+    torch.manual_seed(0)
+    head = make(D, C)
+    (hidden, target), *_ = batches(1)
+    item = (hidden, target, {"include": torch.randint(-1, C, (B, 3))})
+    assert evaluate(head, [item]) == evaluate(head, [(hidden, target)])
+    before = head.weight.detach().clone()
+    Training(head, [item], torch.optim.SGD(head.parameters(), lr=0.1), steps=3).run()
+    assert not torch.equal(head.weight, before)
 
 
 def test_metrics_are_means_over_examples():

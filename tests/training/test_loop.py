@@ -328,7 +328,7 @@ REFUSED = {
     "extras": (
         {"batches": [(torch.zeros(1, D), torch.tensor([1]), {"wait": torch.ones(1)})], "steps": 1},
         ValueError,
-        "`extras` must be one of 'weight', 'exclude', 'log_z', got 'wait'",
+        "`extras` must be one of 'weight', 'include', 'exclude', 'log_z', got 'wait'",
     ),
     "extras no mapping": (
         {"batches": [(torch.zeros(1, D), torch.tensor([1]), torch.ones(1))], "steps": 1},

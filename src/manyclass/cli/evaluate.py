@@ -4,7 +4,8 @@ from pathlib import Path
 
 import click
 
-from manyclass.cli.options import check_device, checkpoint_option, kept, path_argument, source_options
+from manyclass.cli.options import at_option, check_device, checkpoint_option, kept, path_argument, source_options
+from manyclass.cli.progress import evaluating
 from manyclass.cli.tables import print_measured
 from manyclass.errors import UserError
 
@@ -14,6 +15,7 @@ from manyclass.errors import UserError
 @click.argument("data", type=path_argument())
 @source_options(training=False)
 @checkpoint_option()
+@at_option("measure", "as in the training")
 @click.option(
     "--json", "json_file", type=click.Path(path_type=Path), metavar="FILE", help="Write the numbers to this file too."
 )
@@ -27,8 +29,10 @@ def evaluate(
 ) -> None:
     """Evaluate a MODEL on DATA: exact likelihood and ranks over all classes, also by class frequency.
 
-    For sequences, the last item of each user is predicted among all items, including those that the user already
-    has, as predict --seen does. For triples, those of a file or of a folder's test are predicted, and ranks leave out
+    For sequences, the last item of each user (or session) with two or more is predicted among all items, including
+    those that the user already has, as predict --seen does; of a folder, those of its test file. If DATA is the file
+    that the model was trained on, users with fewer than three items are left out: nothing was held back of them. For
+    triples, those of a file or of a folder's test are predicted, and ranks leave out
     all other true answers: those in DATA and those that the model was trained on.
     """
     from manyclass import tasks
@@ -41,7 +45,7 @@ def evaluate(
     source = tasks.Source(data, **kept("source"))
     tasks.check_source(opened.spec.task, source)
     batches, summary = opened.spec.task.evaluation_batches(opened.spec, source)
-    measured = tasks.measure(opened, batches)
+    measured = tasks.measure(opened, evaluating(batches), **kept("measure"))
     for line in summary:
         print(line)
     # The numbers are complete only after the file has been read.

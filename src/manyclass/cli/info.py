@@ -36,9 +36,7 @@ def info(model: Path, checkpoint: str | None) -> None:
         "parameters": f"{number:,}; class vectors {head.num_classes:,} × {head.dim}",
         "sampler": repr(head.sampler).splitlines()[0].rstrip("("),
         "objective": type(head.objective).__name__,
-        "settings": ", ".join(
-            f"{name} {value}" for name, value in spec.settings.to_json().items() if value not in (None, ())
-        ),
+        "settings": spec.settings.shown(),
     }
     for name, content in (("best", "model"), ("newest", "checkpoint"), ("previous", "checkpoint"), ("index", "index")):
         path = model / f"{name}.safetensors"

@@ -67,6 +67,27 @@ def checkpoint_option() -> Callable[[F], F]:
     return click.option("--checkpoint", type=names, help="Which checkpoint to load; default: best.")
 
 
+_AT_HELP = (
+    "Each k of the metrics at k, as in 10,20: accuracy@k, hits@k for triples, HR@k, NDCG@k and MRR@k for sequences "
+    "(P@20 in papers on sessions is HR@20)"
+)
+
+
+def _parse_at(text: str) -> tuple[int, ...]:
+    parts = [part.strip() for part in text.split(",")]
+    # Python refuses to read an integer of thousands of digits.
+    if not all(part.isdecimal() and len(part) < 20 and int(part) for part in parts) or len(set(parts)) < len(parts):
+        raise UserError(f"`--at` must be different whole numbers, 1 or more, with commas between, got {text!r:.60}")
+    return tuple(map(int, parts))
+
+
+def at_option(group: str, default: str) -> Callable[[F], F]:
+    """Return the option of each k that metrics are measured at, kept in a group."""
+    shown = f"{_AT_HELP}; default: {default}."
+    option: Callable[[F], F] = kept_option(group, "--at", metavar="K,…", parse=_parse_at, help=shown)
+    return option
+
+
 _FORMATS_HELP = "Rows: svmlight, csv, tsv, parquet, npz or npy; default: by the file's ending."
 _LABEL_HELP = "Tables: column of the labels; default: label, target, class or y."
 _READING = (
@@ -76,18 +97,19 @@ _READING = (
 )
 _SPLIT_HELP = "Text: split into tokens at spaces, or into words; default: spaces."
 _MIN_COUNT_HELP = "Text: tokens rarer than this become one class, <unk>."
-_HELD_OUT_HELP = "File to evaluate on; default: a part of DATA."
+_HELD_OUT_HELP = "File to evaluate on; all of DATA is trained on. Default: a part of DATA is held out."
 
 
 def source_options(*, training: bool) -> Callable[[F], F]:
     """Return the options of how to read data; a trained model knows its kind of data and how text is split."""
     if not training:
         return apply(_READING)
+    sequences = "DATA has a user, or a session, and an item in each line, or is a folder with train and valid."
     triples = "DATA has triples, or is a folder with train, valid and test."
     return apply(
         (
             click.option("--text", is_flag=True, help="DATA is text, or a folder with train.txt and valid.txt."),
-            click.option("--sequences", is_flag=True, help="DATA has a user and an item in each line."),
+            click.option("--sequences", is_flag=True, help=sequences),
             click.option("--triples", is_flag=True, help=triples),
             kept_option("source", "--held-out", type=path_argument(), metavar="FILE", help=_HELD_OUT_HELP),
             *_READING,

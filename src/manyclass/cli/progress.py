@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sized
 from contextlib import contextmanager
 
 from rich.console import Console
@@ -55,6 +55,19 @@ def reading() -> Callable[[int, int], None]:
             print(f"\rreading {done / max(total, 1):4.0%}{end}", end="", file=sys.stderr, flush=True)
 
     return show
+
+
+def evaluating(batches: Iterable[object]) -> Iterator[object]:
+    """Yield batches and show their share so far: after a second on a terminal, elsewhere a line every ten seconds."""
+    terminal, shown, last = sys.stderr.isatty(), False, time.monotonic()
+    for done, batch in enumerate(batches):
+        if isinstance(batches, Sized) and (time.monotonic() - last > (1 if terminal else 10)):
+            begin, end = ("\r", "") if terminal else ("", "\n")
+            print(f"{begin}evaluating {done / len(batches):4.0%}", end=end, file=sys.stderr, flush=True)
+            last, shown = time.monotonic(), terminal
+        yield batch
+    if shown:
+        print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 
 class _Lines:

@@ -130,6 +130,19 @@ def find_by_stem(folder: Path, stem: str, *, name: str = "data") -> Path | None:
         raise UserError(f"`{name}` must be a folder that can be read, got {folder}: {error.strerror}") from None
 
 
+def in_folder(folder: Path, stems: Sequence[str], *, name: str = "data") -> Path:
+    """Return the file in a folder with the first of these stems that there is.
+
+    Raises:
+        UserError: there is none, or the folder cannot be read.
+    """
+    for stem in stems:
+        if found := find_by_stem(folder, stem, name=name):
+            return found
+    wanted = " or ".join(stems)
+    raise UserError(f"`{name}` must be a file, or a folder with a file {wanted}.txt, got {folder}, which has none")
+
+
 @contextmanager
 def writing(folder: Path, names: Sequence[str]) -> Iterator[None]:
     """Make a folder to write files of these names to; on an error, remove all of them.

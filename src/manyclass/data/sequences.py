@@ -1,5 +1,6 @@
 """Interactions of users in the order of time: the next item is the class to predict from the earlier ones."""
 
+import hashlib
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,26 +20,28 @@ from manyclass.errors import UserError
 
 Array = np.ndarray[Any, Any]
 
-_MIN_HELD_OUT_ITEMS = 3  # a user with fewer items has none held out
+_MIN_HELD_BACK_ITEMS = 3  # a user with fewer items has none held back
 # Items at the end of a user that are not input; the first of them is the target.
 _LAST_ITEMS = {"valid": 2, "test": 1, "next": 0}
 
 
 @dataclass(frozen=True)
 class Sequences:
-    """The items of each user in the order of time; ids of items go from frequent to rare.
+    """The items of each user, or of each session, in the order of time; ids of items go from frequent to rare.
 
-    The last item of a user is the test target, the one before it the validation target, and all others are for
-    training. All items of a user with fewer than three are for training.
+    If items are held back, the last item of a user is the test target, the one before it the validation target, and
+    all others are for training; all items of a user with fewer than three are for training. If none are held back, all
+    items are for training, and the last item of each user with two or more is the test target.
 
     Args:
         items: int64 [N], the items of all users, concatenated.
         starts: int64 [U + 1], the position of each user's first item.
         item_names, user_names: the name of each id.
-        unknown: the number of lines left out because the model does not know their item.
+        left_out: int64 [U], lines of each user left out because the model does not know their item. None: 0 for all.
         last_unknown: bool [U], True if the last line of the user was left out, so that there is no test target. None:
             False for all.
         fault: the error of the first line that could not be read, after which reading ended. None: there is none.
+        held_back: whether the last two items of a user with three or more are not for training.
 
     Example:
         >>> names = Names("abcd"), Names(["u", "v"])
@@ -51,9 +54,10 @@ class Sequences:
     starts: Tensor
     item_names: Names
     user_names: Names
-    unknown: int = 0
+    left_out: Tensor | None = None
     last_unknown: Tensor | None = None
     fault: UserError | None = None
+    held_back: bool = True
 
     @property
     def num_items(self) -> int:
@@ -66,10 +70,21 @@ class Sequences:
         return len(self.starts) - 1
 
     @property
+    def unknown(self) -> int:
+        """The number of lines left out because the model does not know their item."""
+        return 0 if self.left_out is None else int(self.left_out.sum())
+
+    @property
     def train_ends(self) -> Tensor:
         """The end of each user's training items, int64 [U]."""
         number = self.starts.diff()
-        return self.starts[1:] - torch.where(number < _MIN_HELD_OUT_ITEMS, 0, 2)
+        return self.starts[1:] - torch.where((number >= _MIN_HELD_BACK_ITEMS) & self.held_back, 2, 0)
+
+    def digest(self) -> str:
+        """Return a digest of all users' items, by which the same data is known again."""
+        digest = hashlib.sha256(self.starts.numpy().tobytes())
+        digest.update(self.items.numpy().tobytes())
+        return digest.hexdigest()
 
     def counts(self) -> Tensor:
         """Return the number of training occurrences of each item, int64 [C]."""
@@ -143,7 +158,8 @@ class LastBatches:
     Args:
         sequences: items of all users.
         split: "valid": the target is the last item but one; "test": the last. Users with fewer than three items are
-            left out. "next": all items of every user are input, and the target is −100.
+            left out; if no items are held back, "test" leaves out those with fewer than two. "next": all items of every
+            user are input, and the target is −100.
         size: B.
         length: maximum T.
         seen: True to return `seen`; else E is 0. A user with very many items makes a batch that wide.
@@ -165,7 +181,8 @@ class LastBatches:
         self._size, self._length = _check.integer("size", size, 1), _check.integer("length", length, 1)
         starts = sequences.starts.numpy()
         number = np.diff(starts)
-        users = np.flatnonzero(number >= (1 if split == "next" else _MIN_HELD_OUT_ITEMS))
+        least = 2 if split == "test" and not sequences.held_back else _MIN_HELD_BACK_ITEMS
+        users = np.flatnonzero(number >= (1 if split == "next" else least))
         if split == "test" and sequences.last_unknown is not None:
             users = users[~sequences.last_unknown.numpy()[users]]
         if limit is not None:
@@ -212,14 +229,14 @@ def read_sequences(
     """
     users, items = Names(), Names() if item_names is None else item_names
     user_of, item_of = array("q"), array("q")
-    unknown, last_unknown = 0, set[int]()
+    left_out, last_unknown = array("q"), set[int]()
     fault: UserError | None = None
     try:
         for named_user, named_item in _interactions(path, name, progress):
             user = users.add(named_user)
             known = items.add(named_item) if item_names is None else items.ids(named_item)
             if known is None:
-                unknown += 1
+                left_out.append(user)
                 last_unknown.add(user)
                 continue
             last_unknown.discard(user)
@@ -230,7 +247,7 @@ def read_sequences(
             raise
         fault = error
     if not item_of:
-        what = f"of {unknown:,} lines none has an item that the model knows" if unknown else "got none"
+        what = f"of {len(left_out):,} lines none has an item that the model knows" if left_out else "got none"
         raise UserError(f"`{name}` must hold lines of user and item, {what} in {path}")
     if len(items) < 2:
         raise UserError(f"`{name}` must have at least two items, got only {shown(items[0])} in {path}")
@@ -242,7 +259,15 @@ def read_sequences(
     starts = np.concatenate([[0], np.cumsum(np.bincount(owner, minlength=len(users)))])
     ends = torch.zeros(len(users), dtype=torch.bool)
     ends[list(last_unknown)] = True
-    return Sequences(torch.from_numpy(sequence), torch.from_numpy(starts), items, users, unknown, ends, fault)
+    return Sequences(
+        torch.from_numpy(sequence),
+        torch.from_numpy(starts),
+        items,
+        users,
+        torch.from_numpy(np.bincount(np.array(left_out, dtype=np.int64), minlength=len(users))),
+        ends,
+        fault,
+    )
 
 
 def _interactions(path: Path, name: str, progress: ReadProgress | None) -> Iterator[tuple[str, str]]:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from manyclass import _check
 from manyclass.data._ids import Ids
-from manyclass.data.files import ReadProgress, find_by_stem, lines, writing
+from manyclass.data.files import ReadProgress, in_folder, lines, writing
 from manyclass.errors import UserError
 
 UNKNOWN, END = "<unk>", "<eos>"
@@ -106,7 +106,8 @@ def read_text(
     _check.choice("split", split, tuple(SPLITS))
     _check.integer("min_count", min_count, 1)
     if path.is_dir():
-        train_path, held_out = _in_folder(path, ("train",), name), held_out or _in_folder(path, ("valid", "test"), name)
+        train_path = in_folder(path, ("train",), name=name)
+        held_out = held_out or in_folder(path, ("valid", "test"), name=name)
     else:
         train_path = path
     run = _run(train_path, name) if held_out is None else None
@@ -184,11 +185,3 @@ def _vocabulary(count: Mapping[str, int], min_count: int, new: bool) -> tuple[st
         kept.append((UNKNOWN, unknown))
     # Ties by name, so that ids do not depend on the order of the text.
     return tuple(token for token, _ in sorted(kept, key=lambda pair: (-pair[1], pair[0])))
-
-
-def _in_folder(folder: Path, stems: tuple[str, ...], name: str) -> Path:
-    for stem in stems:
-        if found := find_by_stem(folder, stem, name=name):
-            return found
-    wanted = " or ".join(stems)
-    raise UserError(f"`{name}` must be a file, or a folder with a file {wanted}.txt, got {folder}, which has none")

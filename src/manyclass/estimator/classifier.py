@@ -37,9 +37,9 @@ class ManyClassClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         hidden_layers: the widths of a network, each layer followed by a ReLU.
         rank: project rows linearly to this many dimensions first. None: 256 if rows are sparse with more than 2,048
             features and there are no `hidden_layers`, else no projection.
-        sampler: chooses the classes that a step scores: "learned" (None), "systematic", "clustered", "importance",
-            "bernoulli"; "exact" or "exhaustive" for all; or a function of `ClassCounts` and k to a sampler. All classes
-            are scored if there are at most `k`.
+        sampler: chooses the classes that a step scores: "learned" (None), "tailored", "systematic", "clustered",
+            "importance", "bernoulli"; "exact" or "exhaustive" for all; or a function from `ClassCounts` and k to one.
+            All classes are scored if there are at most `k`.
         objective: to maximise, a name in `manyclass.registry.OBJECTIVES` ("negative_sampling", …) or an object. None:
             the likelihood. Objectives of discrimination and ranking do not give calibrated probabilities.
         k: classes drawn per step; None: 1024; "auto": as many as keep the error of log Z̃ at 0.1.

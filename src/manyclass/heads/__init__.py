@@ -7,10 +7,10 @@ from manyclass.heads.exact import TopK as TopK
 from manyclass.heads.exact import exact_log_z as exact_log_z
 from manyclass.heads.exact import exact_scores as exact_scores
 from manyclass.heads.exact import exact_topk as exact_topk
-from manyclass.heads.exact import mask_columns as mask_columns
 from manyclass.heads.examples import Examples as Examples
 from manyclass.heads.examples import flatten_examples as flatten_examples
 from manyclass.heads.hierarchical import HierarchicalHead as HierarchicalHead
 from manyclass.heads.linear import ClassHead as ClassHead
 from manyclass.heads.sampled import SampledHead as SampledHead
 from manyclass.heads.scorer import ScorerHead as ScorerHead
+from manyclass.kernels import mask_columns as mask_columns

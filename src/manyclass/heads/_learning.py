@@ -14,7 +14,7 @@ from manyclass import _ranks
 from manyclass._context import is_transformed
 from manyclass._handle import Handle, owner_of
 from manyclass.candidates import Block, Candidates
-from manyclass.heads._probe import ProbedHead, losses_over, mean_square_error, probe_step, step_seconds
+from manyclass.heads._probe import ProbedHead, exact_seconds, losses_over, mean_square_error, probe_step, step_seconds
 from manyclass.heads.examples import Examples
 from manyclass.objectives import Objective
 from manyclass.samplers import ErrorProbe, Observation, Sampler, deciding_part, draw_including
@@ -124,8 +124,7 @@ def observe(
     """
     if not torch.compiler.is_compiling():
         if not _ranks.accumulates():
-            scored = sum(block.ids.shape[1] for block in candidates.blocks)
-            probe_step(head, [probe_of(head), *head.extra_probes], examples, scored, loss)
+            probe_step(head, [probe_of(head), *head.extra_probes], examples, candidates, loss)
             if head.sampler.learns:
                 head.sampler.observe(_observation(head, examples, candidates, probability))
         return
@@ -137,7 +136,7 @@ def observe(
         [block.log_kappa for block in candidates.blocks],
         [nothing if block.order is None else block.order for block in candidates.blocks],
         candidates.excluded,
-        probability(),
+        probability() if head.sampler.learns and not candidates.is_exhaustive else loss[:0],
         loss,
         examples.hidden.detach(),
         examples.target,
@@ -146,6 +145,7 @@ def observe(
         None if examples.log_z is None else examples.log_z.detach(),
         examples.include,
         candidates.included,
+        candidates.is_exhaustive,
     )
 
 
@@ -178,6 +178,7 @@ def show_sampler(
     log_z: Tensor | None,
     include: Tensor | None,
     included: Tensor | None,
+    is_exhaustive: bool,
 ) -> None:
     """Show an outcome to the sampler of the head with this handle."""
     clock.add_(1)
@@ -187,7 +188,7 @@ def show_sampler(
         for i, kappa, sorting in zip(ids, log_kappa, order, strict=True)
     )
     examples = Examples(hidden, target, valid, None, exclude, log_z, target.shape, include)
-    candidates = Candidates(blocks, excluded, None, head.num_classes, included)
+    candidates = Candidates(blocks, excluded, None, head.num_classes, included, is_exhaustive)
     observe(head, examples, candidates, loss, lambda: probability)
 
 
@@ -211,4 +212,7 @@ def _observation(
     def seconds(sampler: Sampler) -> float:
         return step_seconds(head, examples, lambda: draw(sampler, 0))
 
-    return Observation(candidates, examples.hidden.detach(), probability, trial, seconds)
+    def exact() -> tuple[str | None, float]:
+        return exact_seconds(head, examples)
+
+    return Observation(candidates, examples.hidden.detach(), probability, trial, seconds, exact)

@@ -1,13 +1,12 @@
 """Measurements on a training step of a head: the error of log Z̃, and the time that a draw takes."""
 
 import math
-import statistics
 import time
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -22,7 +21,11 @@ from manyclass.heads.examples import Examples
 from manyclass.objectives import Objective
 from manyclass.samplers import PROBE_EXAMPLES, ErrorProbe, affordable_interval
 
-TIMED_RUNS = 3  # after one that warms caches up
+T = TypeVar("T")
+MAX_TIMED_ROWS = 1 << 17
+UPDATE_PASSES = 2  # of two reads and one write: gradient, state and weight are read, the last two are written
+TIMED_RUNS = 3  # after one that fills caches
+EXACT_INTERVAL = 50  # steps between two records that all classes were scored
 
 
 class ProbedHead(ChunkedHead, Protocol):
@@ -34,7 +37,11 @@ class ProbedHead(ChunkedHead, Protocol):
     @property
     def class_vectors(self) -> tuple[Tensor | None, Tensor | None]: ...
 
-    def fused_loss(self, examples: Examples, candidates: Candidates) -> tuple[Tensor, Tensor] | None: ...
+    def fused_loss(self, examples: Examples, candidates: Candidates) -> tuple[Tensor, Tensor | None] | None: ...
+
+    def fastest_exact(self, examples: Examples) -> tuple[str | None, float]:
+        """Return the fastest way to the exact loss of the examples, and the seconds of the loss and its gradients."""
+        ...
 
     def candidate_scores(self, hidden: Tensor, target: Tensor, candidates: Candidates) -> tuple[Tensor, Tensor]: ...
 
@@ -44,18 +51,24 @@ def estimates_log_z(objective: Objective) -> bool:
     return isinstance(objective.form, LogSumExp) and objective.form.kappa
 
 
-def probe_step(head: ProbedHead, probes: list[ErrorProbe], examples: Examples, scored: int, loss: Tensor) -> None:
+def probe_step(
+    head: ProbedHead, probes: list[ErrorProbe], examples: Examples, candidates: Candidates, loss: Tensor
+) -> None:
     """Count a training step, and measure its error of log Z̃ with the probes that are due.
 
     Args:
         head: the head of the step.
         probes: the probe that decides and warns, then others, which only record.
         examples: the batch.
-        scored: the number of classes that the step scored for an example.
-        loss: the losses [B] of the step's own draw, made for its whole batch.
+        candidates: the step's own draw, made for its whole batch.
+        loss: the losses [B] over that draw.
     """
     for probe in [probe for probe in probes if probe.count_step()]:
+        if candidates.is_exhaustive:
+            probe.record(0.0, interval=EXACT_INTERVAL)
+            continue
         square = mean_square_error(head, examples, loss, probe.number)
+        scored = sum(block.ids.shape[1] for block in candidates.blocks)
         interval = float(affordable_interval(head.num_classes, len(loss), scored))
         # The same on all ranks, which would otherwise probe, exchange and decide at different steps.
         square, interval = (_ranks.mean_over_ranks(value, loss.device) for value in (square, interval))
@@ -83,12 +96,12 @@ def mean_square_error(head: ProbedHead, examples: Examples, loss: Tensor, turn: 
     exclude = target if examples.exclude is None else torch.cat([target, examples.exclude[rows]], 1)
     form = head.objective.form
     assert isinstance(form, LogSumExp)
-    # The target apart from the others: the objective may change its score.
-    score = exact_scores(head, examples.hidden[rows], target)[0].squeeze(1)
-    others = exact_scores(head, examples.hidden[rows], target[:, :0], exclude)[1]
-    own = transformed(form, score) if form.target else score
-    log_z = torch.logaddexp(own.double(), others.double())
-    squares = (loss[rows].double() + transformed(form, score).double() - log_z).square()
+    score, log_z = exact_scores(head, examples.hidden[rows], target, exclude[:, 1:])
+    score = score.squeeze(1)
+    if form.target_transform is not None and form.target:
+        others = exact_scores(head, examples.hidden[rows], target[:, :0], exclude)[1]
+        log_z = torch.logaddexp(transformed(form, score), others)
+    squares = (loss[rows].double() + transformed(form, score).double() - log_z.double()).square()
     return float(squares.mean() if examples.valid is None else squares[examples.valid[rows]].mean())
 
 
@@ -102,7 +115,7 @@ def losses_over(head: ProbedHead, examples: Examples, candidates: Candidates) ->
 
 
 def step_seconds(head: ProbedHead, examples: Examples, draw: Callable[[], Candidates]) -> float:
-    """Return the median time of a draw, the losses over it and their gradients; NaN if the head is sharded."""
+    """Return the least time of a draw, the losses over it and their gradients; NaN if the head is sharded."""
     tables = [table for table in head.class_vectors if table is not None]
     if any(is_sharded(table) for table in tables):
         return math.nan
@@ -119,13 +132,52 @@ def step_seconds(head: ProbedHead, examples: Examples, draw: Callable[[], Candid
 
     def timed() -> float:
         with torch.enable_grad():
-            return statistics.median([run() for _ in range(1 + TIMED_RUNS)][1:])
+            # The least, since other programs can only make a run longer.
+            return min(run() for _ in range(1 + TIMED_RUNS))
 
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-    # An operator of a compiled graph runs below autograd, but only in its own thread.
+    return in_fresh_thread(timed, device)
+
+
+def in_fresh_thread(function: Callable[[], T], device: torch.device) -> T:
+    """Call a function with autograd: an operator of a compiled graph runs below it, but only in its own thread."""
+    enabled, dtype = torch.is_autocast_enabled(device.type), torch.get_autocast_dtype(device.type)
+
+    def call() -> T:
+        with torch.autocast(device.type, dtype=dtype, enabled=enabled):
+            return function()
+
     with ThreadPoolExecutor(1) as thread:
-        return thread.submit(timed).result()
+        return thread.submit(call).result()
+
+
+def exact_seconds(head: ProbedHead, examples: Examples) -> tuple[str | None, float]:
+    """Return the fastest way to the exact loss and its seconds, with the update of all rows; NaN if it is sharded."""
+    weight = head.class_vectors[0]
+    if weight is not None and is_sharded(weight):
+        return None, math.nan
+    device = examples.hidden.device
+    way, seconds = in_fresh_thread(lambda: head.fastest_exact(examples), device)
+    # Row optimisers touch what a step scored, so the exact loss makes their update longer.
+    if weight is not None and getattr(head, "sparse", False):
+        seconds += UPDATE_PASSES * _pass_seconds(weight)
+    return way, seconds
+
+
+@torch.no_grad()
+def _pass_seconds(table: Tensor) -> float:
+    """Return the seconds of an operation that reads a table twice and writes another one."""
+    part, device = table.detach()[:MAX_TIMED_ROWS], table.device
+
+    def run() -> float:
+        started = time.perf_counter()
+        torch.add(part, part)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return time.perf_counter() - started
+
+    return min(run() for _ in range(1 + TIMED_RUNS)) * len(table) / len(part)
 
 
 def _warning(probe: ErrorProbe) -> str:

@@ -1,6 +1,8 @@
 """Lookups of rows of a class table, with a dense or a row-sparse gradient."""
 
+import weakref
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -73,6 +75,46 @@ def gathered(table: Tensor) -> Tensor:
 
     assert isinstance(table, DTensor)
     return table.full_tensor(grad_placements=[Partial("avg")] * table.device_mesh.ndim)
+
+
+def with_sparse_gradient(table: Tensor) -> Tensor:
+    """Return the table; its gradient, which has a value in every row, becomes row-sparse with these values."""
+    rows: Tensor = _AllRows.apply(table)  # type: ignore[no-untyped-call]
+    return rows
+
+
+class _AllRows(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, table: Tensor) -> Tensor:
+        ctx.save_for_backward(table)
+        return table.view_as(table)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        (table,) = ctx.saved_tensors
+        # Kept as long as the graph, so that the hook can recognise them.
+        ctx.ids = torch.arange(gradient.shape[0], device=gradient.device).unsqueeze(0)
+        if table.is_leaf:
+            _keep_coalesced(table, ctx.ids)
+        return torch.sparse_coo_tensor(ctx.ids, gradient, gradient.shape, check_invariants=False, is_coalesced=True)
+
+
+def _keep_coalesced(table: Tensor, ids: Tensor) -> None:
+    """Mark the gradient of a table as coalesced once more when autograd has stored it.
+
+    Autograd forgets it, and the optimiser would sort the rows. The gradient is recognised by the memory of its ids.
+    """
+    known = weakref.ref(ids)
+
+    def mark(table: Tensor) -> None:
+        handle.remove()
+        gradient, ids = table.grad, known()
+        if ids is None or gradient is None or not gradient.is_sparse or gradient._nnz() != ids.shape[1]:
+            return
+        if gradient._indices().data_ptr() == ids.data_ptr():
+            gradient._coalesced_(True)
+
+    handle = table.register_post_accumulate_grad_hook(mark)
 
 
 def replace_target_rows(ids: Tensor, target: Tensor) -> Callable[[Tensor, Tensor], Tensor]:

@@ -1,6 +1,5 @@
 """Exact normaliser and top-k, in chunks of classes so that no [B, C] matrix is ever held."""
 
-import math
 from collections.abc import Callable, Iterator
 from typing import NamedTuple, Protocol
 
@@ -10,7 +9,7 @@ from torch.utils.checkpoint import checkpoint
 
 from manyclass import _check
 from manyclass._context import is_functional
-from manyclass.kernels import at_least_float32
+from manyclass.kernels import at_least_float32, mask_columns
 
 MAX_SCORES = 1 << 24  # held in memory at once
 MAX_EXAMPLES = 1 << 10  # scored at once without gradients, since the results of many chunks are kept for each
@@ -50,15 +49,6 @@ def _chunks(head: ChunkedHead, batch: int, exclude: Tensor | None) -> Iterator[t
             return scores if exclude is None else mask_columns(scores, exclude - start)
 
         yield start, masked
-
-
-def mask_columns(scores: Tensor, columns: Tensor) -> Tensor:
-    """Return scores [B, n] with -inf in the columns [B, E] that lie in [0, n)."""
-    n = scores.shape[1]
-    # Columns outside [0, n) mark an extra last column, which is cut off.
-    columns = torch.where((columns >= 0) & (columns < n), columns, n)
-    hit = torch.zeros(scores.shape[0], n + 1, dtype=torch.bool, device=scores.device).scatter_(1, columns, True)
-    return scores.masked_fill(hit[:, :n], -math.inf)
 
 
 def exact_log_z(head: ChunkedHead, hidden: Tensor, exclude: Tensor | None = None, *, power: float = 1.0) -> Tensor:

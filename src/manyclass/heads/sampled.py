@@ -36,8 +36,12 @@ class SampledHead(LearningHead, Protocol):
         """Raise if the head cannot score `hidden`."""
         ...
 
-    def fused_loss(self, examples: Examples, candidates: Candidates) -> tuple[Tensor, Tensor] | None:
-        """Return losses [B] and ∂loss/∂s [B, K] from a kernel; None if there is none for this head and draw."""
+    def fused_loss(self, examples: Examples, candidates: Candidates) -> tuple[Tensor, Tensor | None] | None:
+        """Return losses [B] and, if known, ∂loss/∂s [B, K] from a kernel; None if there is none for this draw."""
+        ...
+
+    def exact_losses(self, examples: Examples) -> Tensor | None:
+        """Return the losses [B] over all classes from a kernel; None if there is none."""
         ...
 
     def scores(self, hidden: Tensor, ids: Tensor) -> Tensor:
@@ -125,9 +129,11 @@ def exact_loss(
         ignore_index=ignore_index,
         reduction=reduction,
     )
-    target_score, log_z = exact_scores(self, examples.hidden, examples.target.unsqueeze(1), examples.exclude)
-    loss = log_z - target_score.squeeze(1)
-    _check.finite_loss(loss, hidden=examples.hidden, **self.tables, target_score=target_score)
+    loss = self.exact_losses(examples)
+    if loss is None:
+        target_score, log_z = exact_scores(self, examples.hidden, examples.target.unsqueeze(1), examples.exclude)
+        loss = log_z - target_score.squeeze(1)
+    _check.finite_loss(loss, hidden=examples.hidden, **self.tables)
     return examples.reduce(loss, reduction)
 
 
@@ -185,14 +191,18 @@ def _losses(head: SampledHead, examples: Examples, generator: torch.Generator | 
 
 def _fused(head: SampledHead, examples: Examples, candidates: Candidates) -> tuple[Tensor, Callable[[], Tensor]] | None:
     """Return losses [B] and a function that returns κ u/Z̃ [B, K], from a kernel."""
-    # Kernels read the memory of tensors, which a graph that is being compiled does not have.
-    found = None if torch.compiler.is_compiling() else head.fused_loss(examples, candidates)
+    found = head.fused_loss(examples, candidates)
     # On NaN, rerun eagerly: that path names the bad input.
     if found is None or (_check.reads_values(found[0]) and math.isnan(found[0].detach().sum().item())):
         return None
     loss, score_gradient = found
-    # For the log-sum-exp form ∂loss/∂s of a slot is κ u/Z̃.
-    return loss, lambda: score_gradient
+
+    @torch.no_grad()
+    def slot_weights() -> Tensor:
+        # For the log-sum-exp form ∂loss/∂s of a slot is κ u/Z̃.
+        return _eager(head, examples, candidates)[1]() if score_gradient is None else score_gradient
+
+    return loss, slot_weights
 
 
 def _eager(head: SampledHead, examples: Examples, candidates: Candidates) -> tuple[Tensor, Callable[[], Tensor]]:

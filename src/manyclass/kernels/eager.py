@@ -62,3 +62,33 @@ def exclude_hits(scores: list[Tensor], candidates: Candidates) -> Tensor:
         for i, block in enumerate(candidates.blocks):
             columns[i] = columns[i].masked_fill(candidates.block_hits(block), -math.inf)
     return columns[0] if len(columns) == 1 else torch.cat(columns, 1)
+
+
+def mask_columns(scores: Tensor, columns: Tensor) -> Tensor:
+    """Return scores [B, n] with -inf in the columns [B, E] that lie in [0, n)."""
+    n = scores.shape[1]
+    # Columns outside [0, n) mark an extra last column, which is cut off.
+    columns = torch.where((columns >= 0) & (columns < n), columns, n)
+    hit = torch.zeros(scores.shape[0], n + 1, dtype=torch.bool, device=scores.device).scatter_(1, columns, True)
+    return scores.masked_fill(hit[:, :n], -math.inf)
+
+
+def eager_cross_entropy(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, exclude: Tensor | None
+) -> Tensor:
+    """Return the losses [B] over all classes by torch's operators, differentiable any number of times.
+
+    Args:
+        hidden: [B, D].
+        weight: the table [C, D].
+        bias: [C], or None.
+        target: int64 [B].
+        exclude: int64 [B, E], padded with -1, or None.
+    """
+    scores = at_least_float32(F.linear(hidden, weight))
+    if bias is not None:
+        # The bias is added after the product, which autocast computes in half precision: the bias need not be.
+        scores = scores + bias
+    if exclude is not None and exclude.shape[1]:
+        scores = mask_columns(scores, exclude)
+    return F.cross_entropy(scores, target, reduction="none")

@@ -18,6 +18,9 @@ def coalesced_rows(parameter: Tensor) -> tuple[Tensor | None, Tensor]:
     gradient = gradient.to(wide_dtype(gradient.dtype))
     if not gradient.is_sparse:
         return None, gradient
+    if gradient.is_coalesced() and gradient._nnz() == len(parameter):
+        # Every row, in order: no row need be gathered.
+        return None, gradient.values()
     if _would_synchronise(gradient):
         ids, run, rows = _runs(gradient)
         return ids, rows[run]

@@ -17,6 +17,7 @@ from manyclass.samplers.bernoulli import Bernoulli as Bernoulli
 from manyclass.samplers.budget import Budget as Budget
 from manyclass.samplers.clustered import Clustered as Clustered
 from manyclass.samplers.error_probe import PROBE_EXAMPLES as PROBE_EXAMPLES
+from manyclass.samplers.error_probe import WARNED_ERROR as WARNED_ERROR
 from manyclass.samplers.error_probe import ErrorProbe as ErrorProbe
 from manyclass.samplers.error_probe import affordable_interval as affordable_interval
 from manyclass.samplers.exhaustive import Exhaustive as Exhaustive

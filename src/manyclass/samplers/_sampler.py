@@ -28,6 +28,8 @@ class Observation:
             examples, from a draw with a separate generator of the given seed; NaN if all of them are ignored.
         seconds: returns the time of the loss and its gradients in this step with another sampler; NaN if the
             parameters are divided among processes, so that one alone cannot tell.
+        exact: returns the fastest way to the exact loss in this step, and the seconds of it, of its gradients and of
+            the update of all rows that it touches; NaN as above.
     """
 
     candidates: Candidates
@@ -35,6 +37,7 @@ class Observation:
     probability: Callable[[], Tensor]
     trial: "Callable[[Sampler, int], float]"
     seconds: "Callable[[Sampler], float]"
+    exact: Callable[[], tuple[str | None, float]]
 
 
 class Sampler(Protocol):

@@ -3,13 +3,26 @@
 import math
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+
+from manyclass.kernels import cpu
 
 MAX_SCORES = 1 << 24  # at once
 
 
-def likelihood_of_classes(query: Tensor, rows: Tensor, bias: Tensor | None, nearest: int) -> tuple[Tensor, Tensor]:
+def scan_dtype(device: torch.device) -> torch.dtype:
+    """Return the dtype of the products of a scan: bfloat16 where the processor multiplies it."""
+    return torch.bfloat16 if device.type != "cpu" or _multiplies_bfloat16() else torch.float32
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _multiplies_bfloat16() -> bool:
+    # Without the instruction, torch emulates the product and takes longer than in float32.
+    supported = getattr(torch.cpu, "_is_avx512_bf16_supported", None)
+    return supported is not None and bool(supported())
+
+
+def largest_log_p(query: Tensor, rows: Tensor, bias: Tensor | None, nearest: int) -> tuple[Tensor, Tensor]:
     """Return max_n log p̂_n(c), float32 [C], and the classes of the largest ŝ of each example, int64 [N, nearest].
 
     p̂ = exp ŝ / Σ exp ŝ with ŝ = query · rowᵀ + bias. Each example leaves its own nearest classes out of the maximum.
@@ -17,38 +30,21 @@ def likelihood_of_classes(query: Tensor, rows: Tensor, bias: Tensor | None, near
     Args:
         query: [N, r], the examples of one group.
         rows: [C, r], of the dtype of `query`.
-        bias: [C], or None. A class of bias -inf is never among the nearest; -1 takes its place.
+        bias: float32 [C], or None. A class of bias -inf is never among the nearest; -1 takes its place.
         nearest: the number of nearest classes.
     """
-    size = max(1, MAX_SCORES // len(query))
-    parts = rows.split(size)
-    biases = (None,) * len(parts) if bias is None else bias.to(query.dtype).split(size)
-    if len(parts) == 1:
-        log_p = F.linear(query, rows, biases[0]).log_softmax(1, dtype=torch.float32)
-        top, ids = log_p.topk(nearest)
-        return _leave_out(log_p, ids, nearest).amax(0), ids.masked_fill(top == -math.inf, -1)
-    # Two passes over parts of the classes, since all scores at once take too much memory.
-    log_z: list[Tensor] = []
-    best: list[tuple[Tensor, Tensor]] = []
-    for number, (part, part_bias) in enumerate(zip(parts, biases, strict=True)):
-        scores = F.linear(query, part, part_bias).float()
-        log_z.append(scores.logsumexp(1))
-        top_scores, ids = scores.topk(min(nearest, scores.shape[1]))
-        best.append((top_scores, ids + number * size))
-    normaliser = torch.stack(log_z).logsumexp(0).unsqueeze(1)
-    top, place = torch.cat([scores for scores, _ in best], 1).topk(nearest)
-    ids = torch.cat([ids for _, ids in best], 1).gather(1, place)
-    found = []
-    for number, (part, part_bias) in enumerate(zip(parts, biases, strict=True)):
-        log_p = F.linear(query, part, part_bias).float().sub_(normaliser)
+    largest = torch.full((len(rows),), -math.inf, device=rows.device)
+    ids = []
+    # Parts of the examples, since all scores at once may take too much memory.
+    for part in query.split(max(1, MAX_SCORES // len(rows))):
+        if cpu.is_available(part, rows):
+            ids.append(cpu.likely_(largest, part @ rows.T, bias, nearest))
+            continue
+        scores = part @ rows.T
+        log_p = (scores if bias is None else scores + bias).log_softmax(1, dtype=torch.float32)
         if nearest:
-            # A last column takes the nearest that are in other parts.
-            inside = ids - number * size
-            inside = torch.where((inside >= 0) & (inside < len(part)), inside, len(part))
-            log_p = _leave_out(F.pad(log_p, (0, 1)), inside, nearest)[:, :-1]
-        found.append(log_p.amax(0))
-    return torch.cat(found), ids.masked_fill(top == -math.inf, -1)
-
-
-def _leave_out(log_p: Tensor, ids: Tensor, nearest: int) -> Tensor:
-    return log_p.scatter_(1, ids, -math.inf) if nearest else log_p
+            top, found = log_p.topk(nearest)
+            log_p = log_p.scatter(1, found, -math.inf)
+            ids.append(found.masked_fill_(top == -math.inf, -1))
+        largest = torch.maximum(largest, log_p.amax(0))
+    return largest, torch.cat(ids) if nearest else torch.empty(len(query), 0, dtype=torch.int64, device=query.device)

@@ -12,6 +12,7 @@ from manyclass import _check, _ranks, defaults
 from manyclass._plain_state import load_state, move_state, save_state, saved_vector
 from manyclass.candidates import Candidates
 from manyclass.counts import ClassCounts
+from manyclass.kernels import EXACT_WAYS
 from manyclass.samplers._sampler import Observation, checked_draw
 from manyclass.samplers.budget import TOO_HIGH, TOO_LOW
 from manyclass.samplers.error_probe import POOLED_PROBES, STATE_LENGTH, ErrorProbe
@@ -192,6 +193,9 @@ class Automatic(nn.Module):
         cost, design, k, predicted = min(options)
         if cost >= self.costs.exact:
             cost, design, k, predicted = self.costs.exact, EXACT, self.num_classes, 0.0
+        if design == self.design and design != EXACT:
+            # A change by more than a factor of 2 would rest on the power law alone.
+            k = min(k, 2 * self.k)
         if (design, k) == (self.design, self.k):
             return
         measured = ", ".join(
@@ -206,13 +210,10 @@ class Automatic(nn.Module):
             yield self.num_classes, 0.0
             return
         k, most = self._k(design), self.num_classes // 2
-        ks = [defaults.K << i for i in range(most.bit_length()) if defaults.K << i <= most]
-        if design == self.design:
-            # A change of k by more than a factor of 2 would rest on the power law alone.
-            ks = [k, 2 * k] if is_high else [k // 2, k]
-        for other in ks:
-            if defaults.K <= other <= most:
-                yield other, error * (k / other) ** POWERS[design]
+        least = defaults.K if design != self.design else 2 * k if is_high else max(defaults.K, k // 2)
+        while least <= most:
+            yield least, error * (k / least) ** POWERS[design]
+            least *= 2
 
     def _try(self, design: str, observation: Observation) -> float:
         """Return the error that a design, which is not the present one, would have in this step."""
@@ -231,7 +232,9 @@ class Automatic(nn.Module):
     def _measure(self, observation: Observation) -> None:
         """Measure what exact and shared steps take; the tailored design is measured when it is first tried."""
         more = min(4 * defaults.K, self.num_classes)
-        exact, shared = (self._seconds(design, observation) for design in (EXACT, SHARED))
+        way, seconds = observation.exact()
+        exact, shared = self._agreed(EXACT, seconds, observation), self._seconds(SHARED, observation)
+        self.exact.way = way
         self.shared.set_k(more)
         larger = self._seconds(SHARED, observation)
         self.shared.set_k(defaults.K)
@@ -239,7 +242,10 @@ class Automatic(nn.Module):
         self.costs = Costs(exact, shared, math.nan, per_class)
 
     def _seconds(self, design: str, observation: Observation) -> float:
-        seconds = observation.seconds(getattr(self, design))
+        return self._agreed(design, observation.seconds(getattr(self, design)), observation)
+
+    def _agreed(self, design: str, seconds: float, observation: Observation) -> float:
+        """Return the mean of the seconds that ranks have measured."""
         seconds = _ranks.mean_over_ranks(seconds, observation.hidden.device)
         if math.isnan(seconds):
             # Without a clock: classes scored, and an eighth of a score for each class that a sketch scans.
@@ -274,11 +280,12 @@ class Automatic(nn.Module):
 
     @property
     def progress(self) -> Tensor:
-        """float64: the design and the next one, their k, the costs, the last look, and the state of the probe."""
+        """float64: the designs now and next, their k, the last look, the exact way, the costs and the probe."""
         design, k = (self.design, self.k) if self._next is None else self._next
         chosen = [DESIGNS.index(self.design), self._k(SHARED), self._k(TAILORED), DESIGNS.index(design), k]
         costs = [-1.0 if math.isnan(cost) else cost for cost in astuple(self.costs)]
-        values = [*chosen, self._next is not None, self._looked, *costs, *self.probe.state()]
+        way = -1 if self.exact.way is None else EXACT_WAYS.index(self.exact.way)
+        values = [*chosen, self._next is not None, self._looked, way, *costs, *self.probe.state()]
         return torch.tensor(values, dtype=torch.float64, device="cpu")
 
     def move(self, device: torch.device) -> None:
@@ -290,7 +297,8 @@ class Automatic(nn.Module):
         values = saved_vector("progress", state["progress"], torch.float64, length, low=-1.0).tolist()
         if not max(values) < math.inf:
             raise ValueError(f"`progress` must be finite, got {max(values)}")
-        design, shared, tailored, other, k, awaited, looked = map(int, values[:_CHOICE_LENGTH])
+        design, shared, tailored, other, k, awaited, looked, way = map(int, values[:_CHOICE_LENGTH])
+        _check.integer("way", way, -1, len(EXACT_WAYS) - 1)
         for index in (design, other):
             _check.integer("design", index, 0, len(DESIGNS) - 1)
         for number in (shared, tailored, k):
@@ -301,6 +309,7 @@ class Automatic(nn.Module):
         self._set_k(SHARED, shared)
         self._set_k(TAILORED, tailored)
         self.design, self._looked = DESIGNS[design], max(0, looked)
+        self.exact.way = None if way < 0 else EXACT_WAYS[way]
         self._next = (DESIGNS[other], k) if awaited > 0 else None
         self.costs = Costs(*(math.nan if cost < 0 else cost for cost in costs))
 
@@ -309,7 +318,7 @@ class Automatic(nn.Module):
         return f"design={self.design!r}, k={self.k}, rmse_log_z={self.rmse_log_z:g}"
 
 
-_CHOICE_LENGTH = 7
+_CHOICE_LENGTH = 8
 
 
 def _replace(costs: Costs, design: str, seconds: float) -> Costs:

@@ -13,6 +13,8 @@ class Exhaustive(nn.Module):
 
     Args:
         num_classes: C.
+        way: the way to the exact loss, one of `kernels.available_ways`. For None, and for a batch that the way does not
+            support, it follows from shapes and device alone.
 
     Example:
         >>> Exhaustive(4)(torch.tensor([2])).ids()
@@ -25,9 +27,10 @@ class Exhaustive(nn.Module):
     learns = False
     attach, advance, observe = no_vectors, no_schedule, no_learning
 
-    def __init__(self, num_classes: int) -> None:
+    def __init__(self, num_classes: int, *, way: str | None = None) -> None:
         super().__init__()
         self.num_classes = _check.integer("num_classes", num_classes, 1)
+        self.way = way
 
     forward = checked_draw
 
@@ -42,6 +45,8 @@ class Exhaustive(nn.Module):
             exclude,
             lambda: torch.zeros(target.shape, dtype=torch.float64, device=target.device),
             self.num_classes,
+            is_exhaustive=True,
+            way=self.way,
         )
 
     def refresh(self) -> None:

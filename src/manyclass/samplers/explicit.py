@@ -141,6 +141,7 @@ class WithExplicit(nn.Module):
         drawn = rest.target_log_kappa
         return Candidates(
             self._in_front(target, rest.blocks),
+            # A class that the sampler includes for an example is emptied in the set too, so that it counts once.
             exclude if rest.included is None else torch.cat([exclude, rest.included], 1),
             None if drawn is None else lambda: self._log_kappa(target, drawn),
             self.num_classes,

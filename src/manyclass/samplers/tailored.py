@@ -13,7 +13,7 @@ from manyclass.candidates import Block, Candidates, contained
 from manyclass.counts import ClassCounts
 from manyclass.samplers._rebuild import BackgroundRebuild
 from manyclass.samplers._sampler import Observation, check_group_size, check_vectors, checked_draw, num_groups
-from manyclass.samplers._scan import likelihood_of_classes
+from manyclass.samplers._scan import largest_log_p, scan_dtype
 from manyclass.samplers._sketch import Sketch, checked_square
 from manyclass.samplers._source import WeightSource
 from manyclass.samplers._teeth import Teeth
@@ -192,7 +192,7 @@ class Tailored(nn.Module):
         dtype = scan_dtype(weight.device)
         rows, query = self.sketch.project(weight, dtype), self.sketch.project(hidden.detach(), dtype)
         size = -(-len(hidden) // groups)
-        parts = [likelihood_of_classes(part, rows, bias, self.nearest) for part in query.split(size)]
+        parts = [largest_log_p(part, rows, bias, self.nearest) for part in query.split(size)]
         # NaN in hidden or class vectors is for the loss to report: such a group draws by frequency.
         likelihood = torch.stack([log_p for log_p, _ in parts]).double().exp_().nan_to_num_(nan=0.0, posinf=0.0)
         total = likelihood.sum(1, keepdim=True)
@@ -206,9 +206,9 @@ class Tailored(nn.Module):
         vectors = self.schedule.attached if torch.compiler.is_compiling() else self.schedule.vectors
         if len(vectors) == 0:
             return None
-        weight, bias = vectors[0].detach(), vectors[1].detach() if len(vectors) > 1 else None
+        weight, bias = vectors[0].detach(), vectors[1].detach().float() if len(vectors) > 1 else None
         if self._num_drawn < self.num_classes:
-            bias = torch.zeros_like(self.weights, dtype=torch.float32) if bias is None else bias.float()
+            bias = torch.zeros_like(self.weights, dtype=torch.float32) if bias is None else bias
             bias = bias.masked_fill(self.weights == 0, -math.inf)
         return weight, bias
 
@@ -254,10 +254,3 @@ class Tailored(nn.Module):
     def extra_repr(self) -> str:
         """Return the options shown by `repr`."""
         return f"k={self.k}, group_size={self.group_size}, rank={self.rank}, mix={self.mix:g}, nearest={self.nearest}"
-
-
-def scan_dtype(device: torch.device) -> torch.dtype:
-    """Return the dtype of the products of a scan: bfloat16 where the processor multiplies it."""
-    if device.type == "cpu":
-        return torch.float32
-    return torch.bfloat16

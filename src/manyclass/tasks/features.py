@@ -56,8 +56,9 @@ class FeaturesTask:
         encoder_learning_rate=0.001,
         decay=False,
         hidden_layers=(),
+        at=(5,),
     )
-    metrics: tuple[str, ...] = ("accuracy", "accuracy@5")
+    metrics: tuple[str, ...] = ("accuracy", "accuracy@")
     best_by = "loss"
     allows_seen: bool | None = None
     by_line = False

@@ -25,6 +25,7 @@ from manyclass.tasks.manifest import (
     source_to_json,
     with_digest,
 )
+from manyclass.tasks.metrics import check_at
 from manyclass.tasks.restore import check_files
 from manyclass.tasks.settings import Settings
 from manyclass.tasks.task import Source, TrainingData, check_settings
@@ -59,12 +60,12 @@ def fit(
         on_read: called with the data before the training starts.
 
     Raises:
-        UserError: the folder is not empty, another training holds it, the data cannot be read, or the model cannot be
-            built.
+        UserError: the folder is not empty, another training holds it, the data cannot be read, the model cannot be
+            built, or a k of `at` is above the number of classes.
     """
     task = TASKS[kind]
     check_settings(task, settings)
-    settings = settings.over(task.defaults)
+    at, settings = settings.at, settings.over(task.defaults)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -73,6 +74,8 @@ def fit(
         _check_new(folder)
         with _spool(folder) as spool:
             data = task.read(source, settings, spool, options.progress)
+            # Only a k that was chosen: a default may be above a small number of classes.
+            check_at(at, len(data.spec.names))
             manifest = {
                 "format": FORMAT,
                 "kind": kind,

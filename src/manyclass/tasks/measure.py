@@ -1,13 +1,13 @@
 """The evaluation of a model: exact likelihood and ranks, in total and by class frequency."""
 
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
 from manyclass.errors import UserError
-from manyclass.tasks.metrics import rank_metrics
+from manyclass.tasks.metrics import check_at, metric_names, rank_metrics
 from manyclass.tasks.model import Model
 from manyclass.training import Evaluation, NoExamplesError, evaluate
 
@@ -75,16 +75,26 @@ class Measured:
         }
 
 
-def measure(model: Model, batches: Iterable[object]) -> Measured:
+def measure(model: Model, batches: Iterable[object], *, at: Sequence[int] | None = None) -> Measured:
     """Evaluate a model on batches, in total and by class frequency.
 
+    Args:
+        model: the model.
+        batches: batches of its task.
+        at: each k of the metrics at k; None: as in the training.
+
     Raises:
-        UserError: there is no example.
+        UserError: there is no example, or a k is above the number of classes.
+        ValueError: a k is below 1 or repeated.
     """
+    spec = model.spec
+    if at is not None:
+        spec = replace(spec, settings=replace(spec.settings, at=tuple(at)))
+        check_at(at, len(spec.names))
     # Bands are powers of ten: 0, 1 to 9, 10 to 99, …
-    counts = model.spec.counts.to(model.device)
+    counts = spec.counts.to(model.device)
     band_of = torch.where(counts > 0, counts.clamp(min=1).log10().floor() + 1, 0).long()
-    metrics = rank_metrics(model.head, model.spec.task.metrics)
+    metrics = rank_metrics(model.head, metric_names(spec))
     try:
         found = evaluate(model.head, batches, encoder=model.encoder, metrics=metrics, groups=band_of)
     except NoExamplesError:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from manyclass.report import Curve, Figure, Panel, Report, ReportTable, Section
+from manyclass.tasks.accuracy import TRUSTED_ERROR, error_summary
 from manyclass.tasks.measure import Measured
 from manyclass.tasks.model import Model
 from manyclass.training import History, Record
@@ -12,7 +13,6 @@ _PHASES = {
     "forward": "encoder, draws and scores",
     "update": "gradients and optimisers",
     "evaluation": "evaluations",
-    "probes": "probes of the error",
     "callbacks": "logs and checkpoints",
 }
 
@@ -25,15 +25,14 @@ def report_of(model: Model, history: History, measured: Measured, summary: Seque
     sections = [
         Section("Result", [_outcome(model, history, measured)]),
         _learning(history.records),
-        _error(model, history.records),
+        _error(model, history),
         _frequency(measured),
         _time(history),
     ]
-    chosen = ", ".join(f"{name} {value}" for name, value in settings.to_json().items() if value not in (None, ()))
     notes = [
         f"manyclass {__version__}; {progress.step:,} steps, {progress.seconds:,.0f} s of training, stopped by "
         f"{history.stopped}.",
-        f"Settings: {chosen}.",
+        f"Settings: {settings.shown()}.",
         "The folder also has log.csv, best.safetensors (the model), and each figure as PNG and SVG.",
     ]
     return Report(f"A model of {model.spec.task.kind}", f"{'; '.join(summary)}.", sections, notes)
@@ -88,18 +87,24 @@ def _learning(records: Sequence[Record]) -> Section:
     return Section("Learning curves", [figure])
 
 
-def _error(model: Model, records: Sequence[Record]) -> Section:
+def _error(model: Model, history: History) -> Section:
+    records, summary = history.records, error_summary(history)
     probed = [record for record in records if record.rmse_log_z is not None]
     sampler = type(model.head.sampler).__name__
     if not probed:
         return Section("Error of the approximation", [f"No probe was taken; the sampler is {sampler}."])
     text = (
-        f"Root mean square difference between log Z̃ of a step and the exact log Z, on examples of its batch; sampler "
-        f"{sampler}. The error has heavy tails, so single probes stand out."
+        f"Root mean square difference between log Z̃ of a step and the exact log Z, on 64 examples of its batch, over "
+        f"the last eight probes; sampler {sampler}."
     )
-    curve = Curve("error of log Z̃", [r.step for r in probed], [r.rmse_log_z or 0.0 for r in probed], points=True)
-    figure = Figure("error", text, [Panel("error of log Z̃ (rms)", "steps", "nats", [curve])])
-    return Section("Error of the approximation", [figure])
+    steps = [r.step for r in probed]
+    curves = [
+        Curve("error of log Z̃", steps, [r.rmse_log_z or 0.0 for r in probed], points=True),
+        Curve(f"too high above {TRUSTED_ERROR:g}", steps, [TRUSTED_ERROR] * len(steps), dashed=True),
+    ]
+    figure = Figure("error", text, [Panel("error of log Z̃ (rms)", "steps", "nats", curves)])
+    decisions = [record.decision for record in records if record.decision is not None]
+    return Section("Error of the approximation", [summary or "", figure, *decisions])
 
 
 def _frequency(measured: Measured) -> Section:

@@ -12,7 +12,7 @@ from manyclass.registry import check_options
 _LARGEST_SIZES = {
     "layers": 1000,
     "seed": 2**32 - 1,
-    **dict.fromkeys(("batch_size", "dim", "hidden_layers", "rank", "length"), 2**31 - 1),
+    **dict.fromkeys(("batch_size", "dim", "hidden_layers", "rank", "length", "at"), 2**31 - 1),
 }
 
 
@@ -32,6 +32,7 @@ class Settings:
         sampler, objective: by name; None: the default of a head with counts.
         k: classes drawn per step; "auto": as many as `rmse_log_z` takes.
         rmse_log_z: the error of log Z̃ to keep to, with k "auto".
+        at: each k of the metrics at k, such as HR@k; sequences select the best model by NDCG at the first.
         dim: dimension of the class vectors; not for features.
         hidden_layers, rank: for features, see `FeatureEncoder`.
         layers, dropout, length: for text and sequences: layers and dropout of the LSTM, length of the training pieces.
@@ -53,6 +54,7 @@ class Settings:
     objective: str | None = None
     k: int | str | None = None
     rmse_log_z: float | None = None
+    at: tuple[int, ...] | None = None
     dim: int | None = None
     hidden_layers: tuple[int, ...] | None = None
     rank: int | None = None
@@ -74,8 +76,11 @@ class Settings:
             _check.fraction("dropout", self.dropout)
         if self.regulariser is not None:
             _check.number("regulariser", self.regulariser, low=0)
-        for width in self.hidden_layers or ():
-            _size("hidden_layers", width)
+        for name in ("hidden_layers", "at"):
+            for value in getattr(self, name) or ():
+                _size(name, value)
+        if self.at is not None and (not self.at or len(set(self.at)) < len(self.at)):
+            raise ValueError(f"`at` must be one or more different numbers, got {self.at}")
         check_options(
             sampler=self.sampler,
             objective=self.objective,
@@ -94,6 +99,12 @@ class Settings:
             missing.pop("epochs", None)
         return replace(self, **missing)
 
+    def shown(self) -> str:
+        """Return the settings that are given as text."""
+        given = {name: value for name, value in asdict(self).items() if value not in (None, ())}
+        several = {name: ",".join(map(str, value)) for name, value in given.items() if isinstance(value, tuple)}
+        return ", ".join(f"{name} {value}" for name, value in (given | several).items())
+
     def to_json(self) -> dict[str, Any]:
         """Return the settings as `json.dumps` takes them."""
         return asdict(self)
@@ -108,13 +119,13 @@ class Settings:
         names = {field.name for field in fields(cls)}
         if not isinstance(data, dict) or not set(data) <= names:
             raise UserError(f"the settings of a training must have no other names than {', '.join(sorted(names))}")
-        layers = data.get("hidden_layers")
         # Python does not print an integer of thousands of digits, nor does a setting need one.
         for name, value in data.items():
             if isinstance(value, int) and value.bit_length() > 4096:
                 raise UserError(f"the settings of a training are damaged: `{name}` must have fewer digits")
         try:
-            return cls(**{**data, "hidden_layers": None if layers is None else tuple(layers)})
+            several = {name: tuple(data[name]) for name in ("hidden_layers", "at") if data.get(name) is not None}
+            return cls(**{**data, **several})
         except (TypeError, ValueError) as error:
             raise UserError(f"the settings of a training are damaged: {error}") from None
 

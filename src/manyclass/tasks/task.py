@@ -18,7 +18,7 @@ class Source:
     """The files that examples come from, and how to read them. Fields of other kinds of data must be None.
 
     Args:
-        data: a file; for text and triples also a folder with train, valid and test.
+        data: a file; for text, sequences and triples also a folder with train, valid and test.
         held_out: a file to evaluate on. None: the one in the folder, or a part of the data.
         format: for features: svmlight, csv, tsv, parquet, npz or npy. None: by the file's ending.
         label: for tables: the column of labels.
@@ -113,8 +113,9 @@ class Task(Protocol):
         source_fields: the optional fields of `Source` that apply.
         settings_fields: the fields of `Settings` that apply to some kinds of data only.
         defaults: default settings.
-        metrics: names of the metrics to measure beside the likelihood.
-        best_by: the metric that selects the best model; "loss": the likelihood.
+        metrics: names of the metrics to measure beside the likelihood; one that ends with @ is measured at each k of
+            the settings.
+        best_by: the metric that selects the best model, if it ends with @ at the first k; "loss": the likelihood.
         allows_seen: whether predictions include, by default, classes that an example already has (items of a user,
             true tails); None: examples have no such classes.
         by_line: whether each line is an example, so that lines of the standard input, `-`, are answered one by one.
@@ -156,8 +157,7 @@ def check_source(task: Task, source: Source) -> None:
     """
     for name in [field.name for field in fields(Source)][1:]:
         if (value := getattr(source, name)) is not None and name not in task.source_fields:
-            reason = ", whose last items are held out" if name == "held_out" else ""
-            raise UserError(f"`--{name.replace('_', '-')}` must be left out for {task.kind}{reason}, got {value}")
+            raise UserError(f"`--{name.replace('_', '-')}` must be left out for {task.kind}, got {value}")
 
 
 def check_settings(task: Task, settings: Settings) -> None:

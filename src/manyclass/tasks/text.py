@@ -89,9 +89,16 @@ class TextTask:
     source_fields: tuple[str, ...] = ("held_out", "split", "min_count")
     settings_fields: tuple[str, ...] = ("dim", "layers", "dropout", "length", "tied")
     defaults = replace(
-        RECURRENT, epochs=10, batch_size=32, learning_rate=0.004, encoder_learning_rate=0.004, dropout=0.3, length=70
+        RECURRENT,
+        epochs=10,
+        batch_size=32,
+        learning_rate=0.004,
+        encoder_learning_rate=0.004,
+        dropout=0.3,
+        length=70,
+        at=(10,),
     )
-    metrics: tuple[str, ...] = ("accuracy", "accuracy@10")
+    metrics: tuple[str, ...] = ("accuracy", "accuracy@")
     best_by = "loss"
     allows_seen: bool | None = None
     by_line = True

@@ -1,6 +1,6 @@
 """The training of a task in a folder that exists."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -10,7 +10,7 @@ import torch
 from manyclass import _check
 from manyclass.errors import UserError
 from manyclass.tasks.measure import Measured, measure
-from manyclass.tasks.metrics import rank_metrics
+from manyclass.tasks.metrics import best_by, metric_names, rank_metrics
 from manyclass.tasks.model import Model
 from manyclass.tasks.optimizers import make_optimizers, make_schedulers
 from manyclass.tasks.restore import Run, restore
@@ -33,6 +33,7 @@ class RunOptions:
         checkpoint_every: seconds between checkpoints.
         device: device of the model. None: the same as before when resuming, else the CPU.
         progress: called with the bytes read and their total, before the training.
+        watched: called with the batches of the last evaluation, returns them; to show its progress.
         callbacks: callbacks of the training.
 
     Raises:
@@ -47,6 +48,7 @@ class RunOptions:
     checkpoint_every: float = 60.0
     device: str | None = None
     progress: ReadProgress | None = None
+    watched: Callable[[Iterable[object]], Iterable[object]] = iter
     callbacks: Sequence[Callback] = ()
 
     def __post_init__(self) -> None:
@@ -102,7 +104,7 @@ def train(
     Raises:
         UserError: the model cannot be built, a checkpoint is refused, or the training diverged.
     """
-    log = CSVLog(folder / "log.csv", metrics=data.spec.task.metrics)
+    log = CSVLog(folder / "log.csv", metrics=metric_names(data.spec))
     run, checkpoints = _assemble(data, folder, options, log)
     if resume is not None:
         restore(run, checkpoints.resume(resume), folder / f"{resume}.safetensors")
@@ -127,12 +129,13 @@ def train(
     # The best parameters are loaded into the same model, because a second one may not fit into memory.
     if best.exists():
         run.model.load_parameters(load_checkpoint(folder, "best")[0])
-    return Fitted(run.model, history, measure(run.model, data.held_out(None)), data.summary)
+    measured = measure(run.model, options.watched(data.held_out(None)))
+    return Fitted(run.model, history, measured, data.summary)
 
 
 def _assemble(data: TrainingData, folder: Path, options: RunOptions, log: CSVLog) -> tuple[Run, Checkpoints]:
     """Build the model and everything that trains it."""
-    task, settings = data.spec.task, data.spec.settings
+    settings, by = data.spec.settings, best_by(data.spec)
     torch.manual_seed(settings.seed)
     model = _build_model(data.spec, options.device or "cpu")
     optimizers = make_optimizers(model)
@@ -147,7 +150,7 @@ def _assemble(data: TrainingData, folder: Path, options: RunOptions, log: CSVLog
             "training": training.state_dict(),
         }
 
-    checkpoints = Checkpoints(folder, state, model=model.content, every=options.checkpoint_every, by=task.best_by)
+    checkpoints = Checkpoints(folder, state, model=model.content, every=options.checkpoint_every, by=by)
     penalty = data.penalty
     training = Training(
         model.head,
@@ -161,8 +164,8 @@ def _assemble(data: TrainingData, folder: Path, options: RunOptions, log: CSVLog
             data.held_out(options.evaluated),
             every=options.evaluate_every,
             seconds=options.evaluate_seconds,
-            metrics=rank_metrics(model.head, task.metrics),
-            by=task.best_by,
+            metrics=rank_metrics(model.head, metric_names(data.spec)),
+            by=by,
             patience=settings.patience,
         ),
         probe_every=options.probe_every,

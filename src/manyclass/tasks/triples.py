@@ -58,9 +58,16 @@ class TriplesTask:
     source_fields: tuple[str, ...] = ("held_out",)
     settings_fields: tuple[str, ...] = ("dim", "regulariser")
     defaults = Settings(
-        epochs=30, batch_size=1000, optimizer="adagrad", learning_rate=0.1, decay=False, dim=200, regulariser=0.05
+        epochs=30,
+        batch_size=1000,
+        optimizer="adagrad",
+        learning_rate=0.1,
+        decay=False,
+        dim=200,
+        regulariser=0.05,
+        at=(1, 3, 10),
     )
-    metrics: tuple[str, ...] = ("MRR", "hits@1", "hits@3", "hits@10")
+    metrics: tuple[str, ...] = ("MRR", "hits@")
     best_by = "MRR"
     allows_seen: bool | None = True
     by_line = True

@@ -3,7 +3,9 @@
 from manyclass.kernels.cpu._closed_form import log_sum_exp_ as log_sum_exp_
 from manyclass.kernels.cpu._closed_form import pair_sum_ as pair_sum_
 from manyclass.kernels.cpu._closed_form import pull_back_ as pull_back_
+from manyclass.kernels.cpu._exact import exponentials_ as exponentials_
 from manyclass.kernels.cpu._explicit import put_in_front as put_in_front
+from manyclass.kernels.cpu._likely import likely_ as likely_
 from manyclass.kernels.cpu._locate import SearchTable as SearchTable
 from manyclass.kernels.cpu._locate import comb as comb
 from manyclass.kernels.cpu._locate import locate as locate

@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 
 _SOURCES = sorted(Path(__file__).parent.glob("*.cpp"))
+_HEADERS = sorted(Path(__file__).parent.glob("*.h"))
 # Tried in this order: a compiler without OpenMP, or without -march=native, still gives correct code.
 _OPTIONAL_FLAGS: tuple[list[str], ...] = (["-march=native", "-fopenmp"], ["-march=native"], [])
 # Setting errno and trapping would prevent vectorisation; infinities and NaN keep their meaning.
@@ -39,12 +40,14 @@ _MAX_REASON_CHARACTERS = 300
 
 # Endings of the names of C functions that exist in several precisions.
 SUFFIXES = {torch.float32: "float32", torch.float64: "float64"}
-_KERNELS = ("log_sum_exp", "pair_sum", "pull_back", "adagrad", "adam")
+_KERNELS = ("log_sum_exp", "pair_sum", "pull_back", "exponentials", "adagrad", "adam")
 SYMBOLS = frozenset(
     {
         "manyclass_locate",
         "manyclass_comb",
         "manyclass_put_in_front",
+        "manyclass_likely_float32",
+        "manyclass_likely_bfloat16",
         *(f"manyclass_{kernel}_{suffix}" for kernel in _KERNELS for suffix in SUFFIXES.values()),
     }
 )
@@ -116,7 +119,7 @@ def _load_or_build(compiler: str) -> ctypes.CDLL:
         raise _BuildError(f"{compiler} --version failed: {version.decode(errors='replace')}")
     # The key holds the processor: -march=native compiles for it, and home folders are shared between machines.
     key = hashlib.sha256(version + _processor() + repr((_COMMON_FLAGS, _OPTIONAL_FLAGS)).encode())
-    for source in _SOURCES:
+    for source in (*_SOURCES, *_HEADERS):
         key.update(source.read_bytes())
     name = f"native-{key.hexdigest()[:16]}"
     cache = _cache()

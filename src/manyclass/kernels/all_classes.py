@@ -1,0 +1,277 @@
+"""Cross entropy over all classes with its gradient in closed form, a run of classes at a time.
+
+The products of a run are turned into exp(s - shift) while they are in the cache, one pass over them; the probabilities
+are these times exp(shift - log Z), a factor of each example that the smaller operands of the backward products take.
+The table is read where it is: nothing of size [C, D] is made but its gradient.
+"""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from manyclass.kernels import cpu
+from manyclass.kernels.eager import at_least_float32, eager_cross_entropy
+
+PART_SCORES = {"cpu": 1 << 21, "cuda": 1 << 25}  # of a run of classes, all examples together
+MIN_PART_CLASSES = 1 << 8  # a product with fewer columns is slow
+# A run whose scores all lie this far below log Z gets that shift: its probabilities, below 1e-17, may be off, and the
+# factor of the target's entry cannot overflow.
+MAX_LOG_FACTOR = 40.0
+
+
+def closed_form_cross_entropy(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, exclude: Tensor | None, *, keep: bool
+) -> Tensor:
+    """Return the losses [B] of plain tensors.
+
+    Args:
+        hidden: [B, D].
+        weight: the table [C, D].
+        bias: [C], or None.
+        target: int64 [B].
+        exclude: int64 [B, E], padded with -1, or None.
+        keep: whether the probabilities [B, C] are kept for the backward pass, or computed again.
+    """
+    differentiated = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (hidden, weight, bias))
+    loss: Tensor = _CrossEntropy.apply(hidden, weight, bias, target, exclude, keep and differentiated)  # type: ignore[no-untyped-call]
+    return loss
+
+
+class _CrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        target: Tensor,
+        exclude: Tensor | None,
+        keep: bool,
+    ) -> Tensor:
+        runs = _Runs(hidden, weight, bias, target, exclude, keep=keep, dtype=product_dtype(hidden))
+        # The products have their dtype already, and their sums need a wider one.
+        with torch.autocast(hidden.device.type, enabled=False):
+            log_z, loss = runs.sum_up()
+            kept = runs.finish(log_z) if keep else ()
+        ctx.save_for_backward(hidden, weight, bias, target, exclude, log_z, *kept)
+        ctx.keep, ctx.dtype = keep, runs.dtype
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        hidden, weight, bias, target, exclude, log_z, *kept = ctx.saved_tensors
+        wanted = ctx.needs_input_grad[:3]
+        if torch.is_grad_enabled():
+            operands = (hidden, weight, bias, target, exclude)
+            return *_differentiable(operands, grad, wanted, ctx.dtype), None, None, None
+        runs = _Runs(hidden, weight, bias, target, exclude, keep=ctx.keep, dtype=ctx.dtype)
+        runs.kept = kept
+        with torch.autocast(hidden.device.type, enabled=False):
+            return *runs.pull_back(grad, log_z, wanted), None, None, None
+
+
+class _Runs:
+    """The classes in runs, with the scores of one run, or of all, in one buffer.
+
+    Args:
+        hidden, weight, bias, target, exclude: as in `closed_form_cross_entropy`.
+        keep: whether the buffer holds all scores.
+        dtype: dtype of the products.
+    """
+
+    def __init__(
+        self,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        target: Tensor,
+        exclude: Tensor | None,
+        *,
+        keep: bool,
+        dtype: torch.dtype,
+    ) -> None:
+        device = hidden.device.type
+        self.dtype = dtype
+        self.wide = torch.float64 if dtype == torch.float64 else torch.float32
+        self.hidden, self.hidden_dtype = hidden.to(dtype).contiguous(), hidden.dtype
+        self.weight = weight
+        self.bias = None if bias is None else bias.to(self.wide).contiguous()
+        self.bias_dtype = None if bias is None else bias.dtype
+        self.target = target.contiguous()
+        self.exclude = exclude.contiguous() if exclude is not None and exclude.shape[1] else None
+        self.batch, self.classes, self.keep = hidden.shape[0], weight.shape[0], keep
+        # A GPU has no cache to fit in: kept scores are one run there.
+        size = PART_SCORES.get(device, PART_SCORES["cuda"]) // self.batch
+        size = self.classes if keep and device != "cpu" else max(MIN_PART_CLASSES, size)
+        self.size = min(size, self.classes)
+        self.starts = range(0, self.classes, self.size)
+        self.compiled = dtype == weight.dtype == self.wide and cpu.is_available(hidden, weight)
+        self.kept: tuple[Tensor, ...] | list[Tensor] = ()
+        self._buffer: Tensor | None = None
+        self._shift: list[Tensor] = []
+
+    def rows(self, start: int) -> Tensor:
+        """Return the class vectors of a run, in the dtype of the products: a view if it is the table's."""
+        return self.weight[start : start + self.size].to(self.dtype)
+
+    def sum_up(self) -> tuple[Tensor, Tensor]:
+        """Return log Z [B] and the losses [B]."""
+        # A target that is no class has no score, and shows.
+        target_score = self.hidden.new_full((self.batch,), math.nan, dtype=self.wide)
+        log_sums, exponentials = [], []
+        for start in self.starts:
+            u, shift, log_sum = self._exponentials(start, target_score)
+            log_sums.append(log_sum)
+            if self.keep:
+                exponentials.append(u)
+                self._shift.append(shift)
+        log_z = log_sums[0] if len(log_sums) == 1 else torch.stack(log_sums).logsumexp(0)
+        if self.keep and self._buffer is None:
+            flat = [u.reshape(-1) for u in exponentials]
+            self._buffer = flat[0] if len(flat) == 1 else torch.cat(flat)
+        # Both come from the same products, and rounding is monotonic: a loss is never below 0.
+        return log_z, log_z - target_score
+
+    def _exponentials(self, start: int, target_score: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return exp(s - shift) [B, n] of a run, shift [B] and log Σ exp s [B]; note the scores of its targets."""
+        if self.compiled:
+            u = self._products(start)
+            shift, log_sum = u.new_empty(self.batch), u.new_empty(self.batch)
+            sums = {"log_sum": log_sum, "target_score": target_score}
+            cpu.exponentials_(u, start, **self._operands(start), shift=shift, **sums)
+            return u, shift, log_sum
+        scores = self._scores(start)
+        column, inside = self._columns(start, scores.shape[1])
+        own = scores.gather(1, column.unsqueeze(1)).squeeze(1)
+        target_score.copy_(torch.where(inside, own, target_score))
+        most, place = scores.max(1, keepdim=True)
+        u = scores.softmax(1)
+        # The largest probability is exp(most) / Σ exp s.
+        log_sum = (most - u.gather(1, place).log()).squeeze(1)
+        if self.exclude is not None:
+            # An example may exclude all classes of a run.
+            empty = most.isneginf()
+            u, log_sum = u.masked_fill_(empty, 0.0), torch.where(empty.squeeze(1), -math.inf, log_sum)
+        return u, log_sum, log_sum
+
+    def finish(self, log_z: Tensor) -> tuple[Tensor, ...]:
+        """Return what the backward pass needs: ∂loss/∂s up to a factor of each example and run, and log factors."""
+        assert self._buffer is not None
+        shift = torch.maximum(torch.stack(self._shift), log_z - MAX_LOG_FACTOR)
+        log_factor = shift - log_z
+        run = self.target // self.size
+        start = run * self.size
+        width = (self.classes - start).clamp(max=self.size)
+        example = torch.arange(self.batch, device=self.target.device)
+        place = start * self.batch + example * width + self.target - start
+        self._buffer.index_add_(0, place, -(-log_factor[run, example]).exp())
+        # The target's entry is p - 1 only now, so rounding to 16 bits keeps it precise. The gradient of a loss that is
+        # scaled for float16 would lose small probabilities, so they are kept in float32.
+        kept = self._buffer.to(self.dtype) if self.dtype == torch.bfloat16 else self._buffer
+        return kept, log_factor
+
+    def pull_back(self, grad: Tensor, log_z: Tensor, wanted: tuple[bool, ...]) -> list[Tensor | None]:
+        """Return the gradients of hidden, weight and bias from those of the losses [B]."""
+        hidden = self.hidden
+        grad_hidden = hidden.new_zeros(hidden.shape, dtype=self.wide) if wanted[0] else None
+        grad_weight = torch.empty_like(self.weight, memory_format=torch.contiguous_format) if wanted[1] else None
+        grad_bias = None if self.bias is None or not wanted[2] else torch.empty_like(self.bias)
+        for i, start in enumerate(self.starts):
+            part = slice(start, start + self.size)
+            gradient, factor = self._score_gradient(i, start, grad.to(self.wide), log_z)
+            if grad_hidden is not None:
+                product = (gradient @ self.rows(start)).to(self.wide)
+                grad_hidden.addcmul_(product, factor.unsqueeze(1))
+            scaled = (hidden * factor.unsqueeze(1)).to(self.dtype)
+            if grad_weight is not None and grad_weight.dtype == self.dtype:
+                torch.mm(gradient.T, scaled, out=grad_weight[part])
+            elif grad_weight is not None:
+                grad_weight[part] = gradient.T @ scaled
+            if grad_bias is not None:
+                grad_bias[part] = gradient.T @ factor.to(self.dtype)
+        return [
+            None if grad_hidden is None else grad_hidden.to(self.hidden_dtype),
+            grad_weight,
+            None if grad_bias is None else grad_bias.to(self.bias_dtype),
+        ]
+
+    def _score_gradient(self, i: int, start: int, grad: Tensor, log_z: Tensor) -> tuple[Tensor, Tensor]:
+        """Return ∂loss/∂s [B, n] of a run up to a factor of each example, and this factor [B] times `grad`."""
+        if self.keep:
+            flat, log_factor = self.kept
+            n = min(self.size, self.classes - start)
+            gradient = flat[self.batch * start : self.batch * (start + n)].view(self.batch, n)
+            factor = grad * log_factor[i].exp()
+        else:
+            gradient, factor = self._probabilities(start, log_z), grad
+            column, inside = self._columns(start, gradient.shape[1])
+            gradient.scatter_add_(1, column.unsqueeze(1), -inside.to(gradient.dtype).unsqueeze(1))
+        if self.dtype == torch.float16:
+            # Scaled before the cast, as autograd does: small probabilities vanish in float16.
+            return (gradient * factor.unsqueeze(1)).half(), torch.ones_like(factor)
+        return gradient.to(self.dtype), factor
+
+    def _probabilities(self, start: int, log_z: Tensor) -> Tensor:
+        if self.compiled:
+            u = self._products(start)
+            cpu.exponentials_(u, start, **self._operands(start), shift=log_z)
+            return u
+        return self._scores(start).sub_(log_z.unsqueeze(1)).exp_()
+
+    def _operands(self, start: int) -> dict[str, Any]:
+        bias = None if self.bias is None else self.bias[start : start + self.size]
+        return {"bias": bias, "target": self.target, "exclude": self.exclude}
+
+    def _products(self, start: int) -> Tensor:
+        """Return the products [B, n] of a run in the buffer: its own place if all are kept, else the front."""
+        if self._buffer is None:
+            self._buffer = self.hidden.new_empty(self.batch * (self.classes if self.keep else self.size))
+        rows = self.rows(start)
+        n = rows.shape[0]
+        first = self.batch * start if self.keep else 0
+        out = self._buffer[first : first + self.batch * n].view(self.batch, n)
+        return torch.mm(self.hidden, rows.T, out=out)
+
+    def _scores(self, start: int) -> Tensor:
+        """Return the scores [B, n] of a run in float32 or better, -inf where an example excludes the class."""
+        scores = at_least_float32(self.hidden @ self.rows(start).T)
+        if self.bias is not None:
+            # The bias is added after the product: it need not be in half precision.
+            scores += self.bias[start : start + self.size]
+        if self.exclude is not None:
+            columns = self.exclude - start
+            inside = (columns >= 0) & (columns < scores.shape[1])
+            # A minimum with inf changes nothing, so columns of other runs need no mask [B, n].
+            bound = torch.where(inside, -math.inf, math.inf).to(scores.dtype)
+            scores.scatter_reduce_(1, columns.clamp(0, scores.shape[1] - 1), bound, "amin")
+        return scores
+
+    def _columns(self, start: int, n: int) -> tuple[Tensor, Tensor]:
+        """Return the columns [B] of the targets, in [0, n), and a mask [B] of those that are in this run."""
+        column = self.target - start
+        return column.clamp(0, n - 1), (column >= 0) & (column < n)
+
+
+def product_dtype(hidden: Tensor) -> torch.dtype:
+    """Return the dtype of matrix products: autocast's, if it is enabled, but float64 stays float64."""
+    device = hidden.device.type
+    if hidden.dtype == torch.float64 or not torch.is_autocast_enabled(device):
+        return hidden.dtype
+    return torch.get_autocast_dtype(device)
+
+
+def _differentiable(
+    operands: tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor | None],
+    grad: Tensor,
+    wanted: tuple[bool, ...],
+    dtype: torch.dtype,
+) -> list[Tensor | None]:
+    """Return the gradients of hidden, weight and bias by autograd, which can be differentiated again."""
+    device = operands[0].device.type
+    with torch.autocast(device, dtype, enabled=dtype in (torch.float16, torch.bfloat16)):
+        loss = eager_cross_entropy(*operands)
+    needed = [x for x, want in zip(operands[:3], wanted, strict=True) if want and x is not None]
+    found = iter(torch.autograd.grad(loss, needed, grad, create_graph=True))
+    return [next(found) if want else None for want in wanted]

@@ -1,0 +1,161 @@
+"""The head measures the error of log Z̃ of its own training steps, and says so when it is large."""
+
+import copy
+import math
+import warnings
+
+import pytest
+import torch
+
+from manyclass import ClassHead, ScorerHead, diagnose
+from manyclass.errors import InaccurateWarning
+from manyclass.forms import LogSumExp
+from manyclass.heads import flatten_examples
+from manyclass.heads._probe import mean_square_error
+from manyclass.objectives import Likelihood, LogisticRanking, PlainImportance
+from manyclass.samplers import Clustered, ErrorProbe, Exhaustive, Importance, Learned, Systematic, Tailored
+
+C, D, B = 400, 6, 96
+SAMPLERS = {
+    "importance": lambda: Importance(torch.ones(C), 30),
+    "own draws": lambda: Importance(torch.ones(C), 30, group_size=1),
+    "systematic": lambda: Systematic(torch.ones(C), 30),
+    "learned": lambda: Learned(torch.ones(C), 30, group_size=20),
+    "clustered": lambda: Clustered(torch.ones(C), 30, group_size=8),
+    "tailored": lambda: Tailored(torch.ones(C), 30, group_size=40),
+}
+
+
+def make(sampler, scale=1.0, **options):
+    torch.manual_seed(0)
+    head = ClassHead(D, C, sampler=sampler, **options)
+    with torch.no_grad():
+        head.weight.copy_(scale * torch.randn(C, D))
+    return head, torch.randn(B, D), torch.randint(C, (B,))
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_the_pooled_figure_is_the_error_of_the_training_steps(name):
+    head, hidden, target = make(SAMPLERS[name]())
+    head.own_probe = ErrorProbe(every=1)
+    squares = []
+    for _ in range(60):
+        head(hidden, target).backward()
+        squares.append(head.probe.error**2)
+    truth = diagnose(head, hidden, target, draws=200).rmse_log_z
+    # The squares of eight probes overlap; their mean is that of all probes but the first few.
+    assert math.sqrt(sum(squares[7:]) / len(squares[7:])) == pytest.approx(truth, rel=0.25)
+
+
+def test_a_probe_takes_the_draw_of_the_step_and_other_examples_each_time():
+    head, hidden, target = make(Systematic(torch.ones(C), 30))
+    examples = flatten_examples(hidden, target, C)
+    loss = head(hidden, target, reduction="none").detach()
+    errors = loss - head.exact_loss(hidden, target, reduction="none").detach()
+    found = [mean_square_error(head, examples, loss, turn) for turn in range(3)]
+    chosen = [(torch.arange(64) + 64 * turn) % B for turn in range(3)]
+    assert found == pytest.approx([errors[rows].square().mean().item() for rows in chosen], rel=1e-4)
+    assert len(torch.cat(chosen).unique()) == B
+
+
+def test_classes_an_example_excludes_are_in_neither_normaliser():
+    head, hidden, target = make(Exhaustive(C))
+    exclude = torch.randint(C, (B, 50))
+    loss = head(hidden, target, exclude=exclude, reduction="none").detach()
+    assert mean_square_error(head, flatten_examples(hidden, target, C, exclude=exclude), loss, 0) < 1e-8
+    assert mean_square_error(head, flatten_examples(hidden, target, C), loss, 0) > 1e-4
+
+
+def test_a_changed_target_score_is_in_both_normalisers():
+    objective = Likelihood()
+    objective.form = LogSumExp(target=True, kappa=True, target_transform=lambda score: score - 0.3)
+    head, hidden, target = make(Exhaustive(C), objective=objective)
+    loss = head(hidden, target, reduction="none").detach()
+    assert mean_square_error(head, flatten_examples(hidden, target, C), loss, 0) < 1e-8
+
+
+def test_ignored_examples_are_not_measured():
+    head, hidden, target = make(Systematic(torch.ones(C), 30))
+    head.own_probe = ErrorProbe(every=1)
+    hidden[::2], target[::2] = 1e4, -100
+    head(hidden, target).backward()
+    assert head.probe.error < 5
+    head(hidden, torch.full_like(target, -100)).backward()
+    assert (head.probe.number, head.probe.pooled) == (2, 1)
+
+
+@pytest.mark.parametrize("objective", [LogisticRanking()])
+def test_an_objective_without_an_estimate_of_z_is_not_probed(objective):
+    head, hidden, target = make(Systematic(torch.ones(C), 30), objective=objective)
+    for _ in range(20):
+        head(hidden, target).backward()
+    assert head.probe.number == 0
+
+
+def test_plain_importance_sampling_is_probed_too():
+    head, hidden, target = make(Importance(torch.ones(C), 200), objective=PlainImportance())
+    head.own_probe = ErrorProbe(every=1)
+    for _ in range(40):
+        head(hidden, target).backward()
+    assert head.probe.error == pytest.approx(diagnose(head, hidden, target, draws=100).rmse_log_z, rel=0.3)
+
+
+def test_evaluations_and_diagnoses_are_not_steps():
+    head, hidden, target = make(Systematic(torch.ones(C), 30))
+    head.own_probe = ErrorProbe(every=1)
+    with torch.no_grad():
+        head(hidden, target)
+    diagnose(head, hidden, target, draws=3)
+    head.eval()
+    head(hidden, target).backward()
+    assert head.probe.steps == 0
+
+
+def test_probes_use_no_random_numbers():
+    runs = []
+    for every in (1, 10**6):
+        head, hidden, target = make(Learned(torch.ones(C), 30))
+        head.own_probe = ErrorProbe(every=every)
+        torch.manual_seed(3)
+        runs.append([head(hidden, target).item() for _ in range(10)])
+    assert runs[0] == runs[1]
+
+
+def test_a_large_error_warns_once_with_the_figure_and_what_to_do():
+    head, hidden, target = make(Systematic(torch.ones(C), 8), scale=6.0)
+    head.own_probe = ErrorProbe(every=1)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(20):
+            head(hidden, target).backward()
+    (message,) = [str(warning.message) for warning in caught if warning.category is InaccurateWarning]
+    assert "the error of log Z̃ is " in message
+    assert "step 4" in message
+    assert "`Tailored`" in message
+    assert "`k`" in message
+
+
+def test_a_scorer_is_probed_too():
+    rows = torch.nn.Parameter(torch.randn(C, D))
+    head = ScorerHead(lambda hidden, ids: hidden @ rows[ids].transpose(1, 2), Systematic(torch.ones(C), 30))
+    head.own_probe = ErrorProbe(every=1)
+    head(torch.randn(B, D), torch.randint(C, (B,))).backward()
+    assert head.probe.error > 0
+
+
+def test_a_copy_of_a_head_has_a_separate_probe():
+    head, hidden, target = make(Systematic(torch.ones(C), 30))
+    head(hidden, target).backward()
+    twin = copy.deepcopy(head)
+    twin(hidden, target).backward()
+    assert (head.probe.steps, twin.probe.steps) == (1, 2)
+
+
+def test_a_compiled_head_is_probed_too():
+    head, hidden, target = make(Systematic(torch.ones(C), 30))
+    head.own_probe = ErrorProbe(every=2)
+    compiled = torch.compile(head, backend="aot_eager", fullgraph=True)
+    for _ in range(4):
+        compiled(hidden, target).backward()
+    assert head.probe.number == 2
+    assert head.probe.error == pytest.approx(diagnose(head, hidden, target, draws=100).rmse_log_z, rel=0.5)

@@ -1,0 +1,233 @@
+"""Automatic takes the cheapest design whose error is small, and looks again as training goes on."""
+
+import logging
+import math
+
+import pytest
+import torch
+
+from manyclass import ClassHead, ScorerHead
+from manyclass.candidates import Candidates
+from manyclass.samplers import Automatic, Costs, Exhaustive, Learned, Observation, Tailored
+
+C = 20_000
+
+
+def seconds(exact=40.0, shared=4.0, tailored=12.0, per_class=1 / 512):
+    """Return costs of a step, in any unit."""
+    return Costs(exact, shared, tailored, per_class)
+
+
+class Steps:
+    """Training steps with given errors and times, without a head."""
+
+    def __init__(self, sampler, errors, costs):
+        self.sampler, self.errors, self.costs = sampler, errors, costs
+        self.timed, self.tried = [], []
+
+    def error(self, sampler):
+        if isinstance(sampler, Exhaustive):
+            return 0.0
+        # The error of each design at k = 1,024, and the powers of k that it falls with.
+        name, power = ("shared", 0.5) if isinstance(sampler, Learned) else ("tailored", 1.0)
+        return self.errors[name] * (1024 / sampler.k) ** power
+
+    def seconds(self, sampler):
+        self.timed.append(type(sampler).__name__)
+        name = "shared" if isinstance(sampler, Learned) else "tailored"
+        return self.costs.of(name, sampler.k)
+
+    def trial(self, sampler, seed):
+        self.tried.append(type(sampler).__name__)
+        return self.error(sampler) ** 2
+
+    def exact(self):
+        self.timed.append("exact")
+        return "closed_form", self.costs.exact
+
+    def run(self, probes):
+        """Take steps, each with a probe."""
+        for _ in range(probes):
+            self.sampler.advance()
+            candidates = self.sampler.draw(
+                torch.zeros(1, dtype=torch.int64), torch.empty(1, 0, dtype=torch.int64), hidden=None, generator=None
+            )
+            assert isinstance(candidates, Candidates)
+            self.sampler.probe.count_step()
+            self.sampler.probe.record(self.error(self.sampler.live) ** 2, interval=1)
+            k = candidates.blocks[0].ids.shape[1]
+            self.sampler.observe(
+                Observation(
+                    candidates, torch.randn(1, 3), lambda k=k: torch.rand(k) / k, self.trial, self.seconds, self.exact
+                )
+            )
+        self.sampler.advance()
+        return self.sampler
+
+
+def train(errors, costs=None, probes=9, **options):
+    sampler = Automatic(torch.ones(C), **options)
+    steps = Steps(sampler, {"shared": errors[0], "tailored": errors[1]}, costs or seconds())
+    return steps.run(probes), steps
+
+
+def test_exact_is_taken_at_once_and_for_good_where_it_is_cheapest():
+    sampler, steps = train((0.3, 0.3), seconds(exact=3.0), probes=40)
+    assert (sampler.design, sampler.k, sampler.exact.way) == ("exact", C, "closed_form")
+    assert len(sampler.decisions) == 1
+    assert steps.timed == ["exact", "Learned", "Learned"]
+    assert steps.tried == []
+
+
+def test_a_small_error_keeps_the_shared_design():
+    sampler, _ = train((0.1, 0.05), probes=60)
+    assert (sampler.design, sampler.k, sampler.decisions) == ("shared", 1024, [])
+
+
+@pytest.mark.parametrize(
+    ("errors", "costs", "expected"),
+    [
+        # Twice the classes would do, and cost less than a design for the batch.
+        ((0.21, 0.05), seconds(), ("shared", 2048)),
+        # Twice the classes would not do.
+        ((0.9, 0.05), seconds(), ("tailored", 1024)),
+        # The tailored design needs more classes to be accurate enough, and is still cheaper than exact.
+        ((0.9, 0.5), seconds(), ("tailored", 4096)),
+        ((0.9, 0.5), seconds(exact=15.0), ("exact", C)),
+        ((0.9, 0.05), seconds(exact=11.0), ("exact", C)),
+        # Nothing but all classes is accurate enough.
+        ((5.0, 5.0), seconds(), ("exact", C)),
+    ],
+)
+def test_a_large_error_leads_to_the_cheapest_design_that_is_accurate_enough(errors, costs, expected):
+    sampler, _ = train(errors, costs)
+    assert (sampler.design, sampler.k) == expected
+    assert len(sampler.decisions) == 1
+
+
+def test_k_doubles_at_most_once_in_eight_probes_and_stops_when_the_error_is_small():
+    sampler = Automatic(torch.ones(C))
+    steps = Steps(sampler, {"shared": 0.39, "tailored": 0.9}, seconds(tailored=100.0, exact=100.0))
+    # 0.39, 0.28 and 0.195: the last is not above 0.2.
+    assert [steps.run(8).k for _ in range(5)] == [2048, 4096, 4096, 4096, 4096]
+
+
+def test_a_needlessly_small_error_leads_back_to_a_cheaper_design():
+    sampler, steps = train((0.9, 0.1))
+    assert (sampler.design, sampler.k) == ("tailored", 1024)
+    steps.errors.update(shared=0.08, tailored=0.01)
+    steps.run(8)
+    assert (sampler.design, sampler.k) == ("shared", 1024)
+    steps.errors.update(shared=0.9, tailored=0.25)
+    steps.run(9)
+    assert (sampler.design, sampler.k) == ("tailored", 2048)
+    steps.errors.update(tailored=0.1)
+    steps.run(8)
+    assert (sampler.design, sampler.k) == ("tailored", 1024)
+
+
+def test_exact_is_left_again_when_a_cheaper_design_is_accurate():
+    sampler, steps = train((5.0, 5.0))
+    assert sampler.design == "exact"
+    steps.errors.update(shared=0.09, tailored=0.05)
+    steps.run(8)
+    assert (sampler.design, sampler.k) == ("shared", 1024)
+
+
+def test_a_very_large_error_is_not_waited_for():
+    assert train((1.0, 0.05), probes=5)[0].design == "tailored"
+    assert train((0.3, 0.05), probes=5)[0].design == "shared"
+
+
+def test_the_chosen_error_sets_the_bounds():
+    assert train((0.16, 0.04), rmse_log_z=0.05)[0].design == "tailored"
+    assert train((0.3, 0.04), rmse_log_z=0.5)[0].design == "shared"
+
+
+def test_every_decision_is_logged_with_what_was_measured(caplog):
+    with caplog.at_level(logging.INFO, logger="manyclass"):
+        sampler, _ = train((0.9, 0.05), seconds(0.040, 0.004, 0.012, 1e-6))
+    assert [record.getMessage() for record in caplog.records] == sampler.decisions
+    assert sampler.decisions == [
+        "step 4: the error of log Z̃ is 0 with all classes (40 ms), 0.9 with the shared design, k = 1,024 (4 ms), "
+        "0.05 with the tailored design, k = 1,024 (12 ms); from now on the tailored design, k = 1,024"
+    ]
+
+
+def test_given_costs_are_not_measured():
+    sampler, steps = train((0.9, 0.05), probes=9, costs=None)
+    assert steps.timed == ["exact", "Learned", "Learned", "Tailored"]
+    given = Automatic(torch.ones(C), costs=sampler.costs)
+    other = Steps(given, {"shared": 0.9, "tailored": 0.05}, seconds(exact=1.0))
+    assert (other.run(9).design, other.timed) == ("tailored", [])
+
+
+def test_a_restored_sampler_takes_the_same_decisions_with_the_same_costs():
+    sampler, steps = train((0.3, 0.1), probes=5)
+    twin = Automatic(torch.ones(C))
+    twin.load_state_dict(sampler.state_dict())
+    other = Steps(twin, steps.errors, seconds(exact=1.0, shared=50.0))
+    for _ in range(4):
+        steps.run(6)
+        other.run(6)
+        assert (twin.design, twin.k) == (sampler.design, sampler.k)
+        assert torch.equal(twin.progress, sampler.progress)
+    assert twin.design == "tailored"
+    assert other.timed == ["Tailored"]
+
+
+def test_a_decision_that_waits_for_the_next_step_is_restored_too():
+    sampler = Automatic(torch.ones(C), costs=seconds())
+    steps = Steps(sampler, {"shared": 0.9, "tailored": 0.05}, seconds())
+    steps.run(3)
+    advance, sampler.advance = sampler.advance, lambda: None
+    steps.run(1)
+    assert (sampler.design, len(sampler.decisions)) == ("shared", 1)
+    twin = Automatic(torch.ones(C))
+    twin.load_state_dict(sampler.state_dict())
+    twin.advance()
+    assert twin.design == "tailored"
+    advance()
+    assert sampler.design == "tailored"
+
+
+@pytest.mark.parametrize(("place", "value"), [(0, 3.0), (1, 0.0), (2, 1e9), (4, math.inf), (7, 6.0), (9, math.nan)])
+def test_a_damaged_state_is_refused(place, value):
+    state = Automatic(torch.ones(C)).state_dict()
+    state["progress"] = state["progress"].clone()
+    state["progress"][place] = value
+    with pytest.raises(RuntimeError, match="While loading Automatic"):
+        Automatic(torch.ones(C)).load_state_dict(state)
+
+
+def test_few_classes_are_refused():
+    with pytest.raises(ValueError, match="`num_classes` must be at least 1025, got 1000"):
+        Automatic(torch.ones(1000))
+
+
+def test_a_resized_sampler_measures_again():
+    sampler, _ = train((0.9, 0.05))
+    sampler.resize(3000)
+    assert (sampler.num_classes, sampler.exact.num_classes) == (3000, 3000)
+    assert math.isnan(sampler.costs.exact)
+
+
+def test_it_trains_a_head_and_a_scorer():
+    torch.manual_seed(0)
+    heads = [
+        ClassHead(8, 2000, counts=torch.ones(2000)),
+        ScorerHead(lambda hidden, ids: hidden @ rows[ids].transpose(1, 2), Automatic(torch.ones(2000))),
+    ]
+    rows = torch.nn.Parameter(torch.randn(2000, 8))
+    for head in heads:
+        for _ in range(12):
+            head(torch.randn(64, 8), torch.randint(2000, (64,))).backward()
+        assert head.sampler.costs.exact > 0
+        assert head.probe is head.sampler.probe
+        assert head.probe.number == 2
+
+
+def test_designs_are_the_three_samplers():
+    sampler = Automatic(torch.ones(C))
+    kinds = [type(part) for part in (sampler.exact, sampler.shared, sampler.tailored)]
+    assert kinds == [Exhaustive, Learned, Tailored]
