@@ -24,6 +24,9 @@ def test_the_last_position_and_those_after_a_context_equal_those_of_the_whole(la
     last = torch.tensor([11, 0, 3, 7, 7, 1])
     torch.testing.assert_close(model({"ids": ids, "last": last}), whole[torch.arange(6), last])
     torch.testing.assert_close(model({"ids": ids, "skip": 5}), whole[:, 5:])
+    # Position 3 of the first sequence, the last of the second, the first of the fourth.
+    places = torch.tensor([3, 23, 36])
+    torch.testing.assert_close(model({"ids": ids, "places": places}), whole[[0, 1, 3], [3, 11, 0]])
 
 
 def test_what_comes_after_the_last_position_does_not_matter():

@@ -40,8 +40,8 @@ pytestmark = pytest.mark.usefixtures("kernels")
 
 @pytest.fixture(autouse=True)
 def runs_of_256_classes(monkeypatch):
-    """Let the closed form and the chunks go through three runs of classes."""
-    monkeypatch.setattr(all_classes, "PART_SCORES", {"cpu": 1, "cuda": 1})
+    """Let what is not kept go through three runs of classes."""
+    monkeypatch.setattr(all_classes, "RUN_SCORES", {"cpu": 1, "cuda": 1})
 
 
 def operands(dtype=torch.float64, *, batch=B, bias=True, excluded=0, scale=1.0):

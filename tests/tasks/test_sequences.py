@@ -55,6 +55,18 @@ def test_test_items_are_neither_trained_on_nor_used_for_selection(tmp_path):
     assert trained_on == sum(len(own) - 3 for own in items.values())
 
 
+def test_padding_is_no_example_of_a_training(tmp_path):
+    path = tmp_path / "data.tsv"
+    path.write_text("".join(f"a\tw{i}\n" for i in range(9)) + "b\tw1\nb\tw5\nc\tw3\nc\tw2\nc\tw4\nc\tw3\n")
+    settings = replace(SETTINGS["sequences"], batch_size=8).over(TASK.defaults)
+    task = TASK.read(tasks.Source(path), settings, tmp_path / "none")
+    ((inputs, target),) = task.train
+    names, before = task.spec.names, inputs["ids"].flatten()[inputs["places"]]
+    pairs = {(names[i], names[j]) for i, j in zip(before.tolist(), target.tolist(), strict=True)}
+    assert pairs == {*((f"w{i}", f"w{i + 1}") for i in range(6)), ("w1", "w5"), ("w3", "w2")}
+    assert target.shape == (8,)
+
+
 def test_only_as_much_of_the_past_is_read_as_was_trained_on(trained, tmp_path):
     done, _, _ = trained("sequences")
     path = tmp_path / "long.tsv"

@@ -13,7 +13,7 @@ class Recurrent(nn.Module):
 
     Inputs are ids [B, T], which give vectors [B, T, D]; or a dict of `ids` and one of
     - `last`: int64 [B], the position wanted of each sequence, which gives vectors [B, D];
-    - `kept`: int64 [N], the positions wanted of the flattened ids, which gives vectors [N, D];
+    - `places`: int64 [N], the positions wanted, counted through all sequences of length T, which gives vectors [N, D];
     - `skip`: number of leading positions that are context only, which gives vectors [B, T - skip, D].
 
     Args:
@@ -38,8 +38,8 @@ class Recurrent(nn.Module):
         hidden: Tensor = self.lstm(self.dropout(self.embedding(ids)))[0]
         if isinstance(inputs, dict) and "last" in inputs:
             hidden = hidden[torch.arange(len(hidden), device=hidden.device), inputs["last"]]
-        elif isinstance(inputs, dict) and "kept" in inputs:
-            hidden = hidden.flatten(0, 1).index_select(0, inputs["kept"])
+        elif isinstance(inputs, dict) and "places" in inputs:
+            hidden = hidden.flatten(0, 1).index_select(0, inputs["places"])
         elif isinstance(inputs, dict):
             hidden = hidden[:, inputs["skip"] :]
         return self.dropout(hidden)  # type: ignore[no-any-return]

@@ -1,8 +1,9 @@
-"""Cross entropy over all classes with its gradient in closed form, a run of classes at a time.
+"""Cross entropy over all classes with its gradient in closed form.
 
-The products of a run are turned into exp(s - shift) while they are in the cache, one pass over them; the probabilities
-are these times exp(shift - log Z), a factor of each example that the smaller operands of the backward products take.
-The table is read where it is: nothing of size [C, D] is made but its gradient.
+One pass turns the products of a run of classes into exp(s - shift) in place; probabilities are these times
+exp(shift - log Z), a factor of each example that the smaller operands of the backward products take. The table is read
+where it is: nothing of size [C, D] is made but its gradient. Probabilities that are kept are one run; if they are
+computed again, runs are small.
 """
 
 import math
@@ -14,11 +15,8 @@ from torch import Tensor
 from manyclass.kernels import cpu
 from manyclass.kernels.eager import at_least_float32, eager_cross_entropy
 
-PART_SCORES = {"cpu": 1 << 21, "cuda": 1 << 25}  # of a run of classes, all examples together
-MIN_PART_CLASSES = 1 << 8  # a product with fewer columns is slow
-# A run whose scores all lie this far below log Z gets that shift: its probabilities, below 1e-17, may be off, and the
-# factor of the target's entry cannot overflow.
-MAX_LOG_FACTOR = 40.0
+RUN_SCORES = {"cpu": 1 << 21, "cuda": 1 << 25}  # of a run that is not kept, all examples together
+MIN_RUN_CLASSES = 1 << 8  # a product with fewer columns is slow
 
 
 def closed_form_cross_entropy(
@@ -53,8 +51,7 @@ class _CrossEntropy(torch.autograd.Function):
         runs = _Runs(hidden, weight, bias, target, exclude, keep=keep, dtype=product_dtype(hidden))
         # The products have their dtype already, and their sums need a wider one.
         with torch.autocast(hidden.device.type, enabled=False):
-            log_z, loss = runs.sum_up()
-            kept = runs.finish(log_z) if keep else ()
+            log_z, loss, kept = runs.sum_up()
         ctx.save_for_backward(hidden, weight, bias, target, exclude, log_z, *kept)
         ctx.keep, ctx.dtype = keep, runs.dtype
         return loss
@@ -73,11 +70,11 @@ class _CrossEntropy(torch.autograd.Function):
 
 
 class _Runs:
-    """The classes in runs, with the scores of one run, or of all, in one buffer.
+    """The classes in runs.
 
     Args:
         hidden, weight, bias, target, exclude: as in `closed_form_cross_entropy`.
-        keep: whether the buffer holds all scores.
+        keep: whether the probabilities are kept: then all classes are one run.
         dtype: dtype of the products.
     """
 
@@ -92,7 +89,6 @@ class _Runs:
         keep: bool,
         dtype: torch.dtype,
     ) -> None:
-        device = hidden.device.type
         self.dtype = dtype
         self.wide = torch.float64 if dtype == torch.float64 else torch.float32
         self.hidden, self.hidden_dtype = hidden.to(dtype).contiguous(), hidden.dtype
@@ -102,37 +98,31 @@ class _Runs:
         self.target = target.contiguous()
         self.exclude = exclude.contiguous() if exclude is not None and exclude.shape[1] else None
         self.batch, self.classes, self.keep = hidden.shape[0], weight.shape[0], keep
-        # A GPU has no cache to fit in: kept scores are one run there.
-        size = PART_SCORES.get(device, PART_SCORES["cuda"]) // self.batch
-        size = self.classes if keep and device != "cpu" else max(MIN_PART_CLASSES, size)
-        self.size = min(size, self.classes)
+        size = max(MIN_RUN_CLASSES, RUN_SCORES[hidden.device.type] // self.batch)
+        self.size = self.classes if keep else min(size, self.classes)
         self.starts = range(0, self.classes, self.size)
         self.compiled = dtype == weight.dtype == self.wide and cpu.is_available(hidden, weight)
         self.kept: tuple[Tensor, ...] | list[Tensor] = ()
         self._buffer: Tensor | None = None
-        self._shift: list[Tensor] = []
 
     def rows(self, start: int) -> Tensor:
         """Return the class vectors of a run, in the dtype of the products: a view if it is the table's."""
         return self.weight[start : start + self.size].to(self.dtype)
 
-    def sum_up(self) -> tuple[Tensor, Tensor]:
-        """Return log Z [B] and the losses [B]."""
+    def sum_up(self) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
+        """Return log Z [B], the losses [B] and what the backward pass needs of a run that is kept."""
         # A target that is no class has no score, and shows.
         target_score = self.hidden.new_full((self.batch,), math.nan, dtype=self.wide)
-        log_sums, exponentials = [], []
+        kept: tuple[Tensor, ...] = ()
+        log_sums = []
         for start in self.starts:
             u, shift, log_sum = self._exponentials(start, target_score)
             log_sums.append(log_sum)
             if self.keep:
-                exponentials.append(u)
-                self._shift.append(shift)
+                kept = self._finish(u, shift - log_sum)
         log_z = log_sums[0] if len(log_sums) == 1 else torch.stack(log_sums).logsumexp(0)
-        if self.keep and self._buffer is None:
-            flat = [u.reshape(-1) for u in exponentials]
-            self._buffer = flat[0] if len(flat) == 1 else torch.cat(flat)
         # Both come from the same products, and rounding is monotonic: a loss is never below 0.
-        return log_z, log_z - target_score
+        return log_z, log_z - target_score, kept
 
     def _exponentials(self, start: int, target_score: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return exp(s - shift) [B, n] of a run, shift [B] and log Σ exp s [B]; note the scores of its targets."""
@@ -156,21 +146,12 @@ class _Runs:
             u, log_sum = u.masked_fill_(empty, 0.0), torch.where(empty.squeeze(1), -math.inf, log_sum)
         return u, log_sum, log_sum
 
-    def finish(self, log_z: Tensor) -> tuple[Tensor, ...]:
-        """Return what the backward pass needs: ∂loss/∂s up to a factor of each example and run, and log factors."""
-        assert self._buffer is not None
-        shift = torch.maximum(torch.stack(self._shift), log_z - MAX_LOG_FACTOR)
-        log_factor = shift - log_z
-        run = self.target // self.size
-        start = run * self.size
-        width = (self.classes - start).clamp(max=self.size)
-        example = torch.arange(self.batch, device=self.target.device)
-        place = start * self.batch + example * width + self.target - start
-        self._buffer.index_add_(0, place, -(-log_factor[run, example]).exp())
+    def _finish(self, u: Tensor, log_factor: Tensor) -> tuple[Tensor, Tensor]:
+        """Return ∂loss/∂s [B, C] up to a factor of each example, in place of exp(s - shift), and this factor [B]."""
+        u.scatter_add_(1, self.target.unsqueeze(1), -(-log_factor).exp_().unsqueeze(1))
         # The target's entry is p - 1 only now, so rounding to 16 bits keeps it precise. The gradient of a loss that is
         # scaled for float16 would lose small probabilities, so they are kept in float32.
-        kept = self._buffer.to(self.dtype) if self.dtype == torch.bfloat16 else self._buffer
-        return kept, log_factor
+        return u.to(self.dtype) if self.dtype == torch.bfloat16 else u, log_factor.exp_()
 
     def pull_back(self, grad: Tensor, log_z: Tensor, wanted: tuple[bool, ...]) -> list[Tensor | None]:
         """Return the gradients of hidden, weight and bias from those of the losses [B]."""
@@ -178,9 +159,9 @@ class _Runs:
         grad_hidden = hidden.new_zeros(hidden.shape, dtype=self.wide) if wanted[0] else None
         grad_weight = torch.empty_like(self.weight, memory_format=torch.contiguous_format) if wanted[1] else None
         grad_bias = None if self.bias is None or not wanted[2] else torch.empty_like(self.bias)
-        for i, start in enumerate(self.starts):
+        for start in self.starts:
             part = slice(start, start + self.size)
-            gradient, factor = self._score_gradient(i, start, grad.to(self.wide), log_z)
+            gradient, factor = self._score_gradient(start, grad.to(self.wide), log_z)
             if grad_hidden is not None:
                 product = (gradient @ self.rows(start)).to(self.wide)
                 grad_hidden.addcmul_(product, factor.unsqueeze(1))
@@ -197,13 +178,11 @@ class _Runs:
             None if grad_bias is None else grad_bias.to(self.bias_dtype),
         ]
 
-    def _score_gradient(self, i: int, start: int, grad: Tensor, log_z: Tensor) -> tuple[Tensor, Tensor]:
+    def _score_gradient(self, start: int, grad: Tensor, log_z: Tensor) -> tuple[Tensor, Tensor]:
         """Return ∂loss/∂s [B, n] of a run up to a factor of each example, and this factor [B] times `grad`."""
         if self.keep:
-            flat, log_factor = self.kept
-            n = min(self.size, self.classes - start)
-            gradient = flat[self.batch * start : self.batch * (start + n)].view(self.batch, n)
-            factor = grad * log_factor[i].exp()
+            gradient, factor = self.kept
+            factor = grad * factor
         else:
             gradient, factor = self._probabilities(start, log_z), grad
             column, inside = self._columns(start, gradient.shape[1])
@@ -225,21 +204,22 @@ class _Runs:
         return {"bias": bias, "target": self.target, "exclude": self.exclude}
 
     def _products(self, start: int) -> Tensor:
-        """Return the products [B, n] of a run in the buffer: its own place if all are kept, else the front."""
-        if self._buffer is None:
-            self._buffer = self.hidden.new_empty(self.batch * (self.classes if self.keep else self.size))
+        """Return the products [B, n] of a run, in the memory of the run before."""
         rows = self.rows(start)
-        n = rows.shape[0]
-        first = self.batch * start if self.keep else 0
-        out = self._buffer[first : first + self.batch * n].view(self.batch, n)
+        if self._buffer is None:
+            self._buffer = self.hidden.new_empty(self.batch * self.size)
+        out = self._buffer[: self.batch * rows.shape[0]].view(self.batch, rows.shape[0])
         return torch.mm(self.hidden, rows.T, out=out)
 
     def _scores(self, start: int) -> Tensor:
         """Return the scores [B, n] of a run in float32 or better, -inf where an example excludes the class."""
-        scores = at_least_float32(self.hidden @ self.rows(start).T)
-        if self.bias is not None:
-            # The bias is added after the product: it need not be in half precision.
-            scores += self.bias[start : start + self.size]
+        rows, bias = self.rows(start).T, None if self.bias is None else self.bias[start : start + self.size]
+        if bias is not None and bias.dtype == self.dtype:
+            scores = torch.addmm(bias, self.hidden, rows)
+        else:
+            # The bias is added after a product in half precision: it need not be.
+            scores = self.hidden @ rows
+            scores = at_least_float32(scores) if bias is None else scores + bias
         if self.exclude is not None:
             columns = self.exclude - start
             inside = (columns >= 0) & (columns < scores.shape[1])

@@ -29,6 +29,7 @@ GROUP_SIZE = 512  # examples that share a draw: half of the least k, or draws wo
 POWERS = {SHARED: 0.5, TAILORED: 1.0}
 TRIALS = 4
 MIN_HASTY_PROBES = 4  # before a decision about an error of twice the highest
+WORTH_EXACT = 1.25  # of the cost of a draw from the counts
 CHEAPER = 0.9  # of the present cost: no design is left for a smaller gain
 LOWER = 2 / 3  # of the chosen error: a cheaper design must keep below that
 
@@ -158,7 +159,7 @@ class Automatic(nn.Module):
             self.live.observe(observation)
         if math.isnan(self.costs.exact):
             self._measure(observation)
-            if self.costs.exact <= self.costs.shared:
+            if self._exact_is_cheapest():
                 self._take(EXACT, self.num_classes, f"a step takes {_costs_text(self.costs)}")
         elif self._is_due():
             self._looked = self.probe.number
@@ -167,12 +168,16 @@ class Automatic(nn.Module):
     def _is_due(self) -> bool:
         error = self.probe.error
         # While exact is the cheapest of all, no error could change the choice.
-        if error is None or self.costs.exact <= self.costs.shared or self._next is not None:
+        if error is None or self._exact_is_cheapest() or self._next is not None:
             return False
         high = TOO_HIGH * self.rmse_log_z
         if self.probe.pooled < POOLED_PROBES or self.probe.number - self._looked < POOLED_PROBES:
             return self._looked == 0 and self.probe.pooled >= MIN_HASTY_PROBES and error > 2 * high
         return error > high or error < TOO_LOW * self.rmse_log_z
+
+    def _exact_is_cheapest(self) -> bool:
+        """Return True if no draw is worth its error: the loss is only a part of the step."""
+        return self.costs.exact <= WORTH_EXACT * self.costs.shared
 
     def _look(self, observation: Observation) -> None:
         error = self.probe.error

@@ -9,8 +9,10 @@ from torch import Tensor, nn
 from manyclass import _check, _ranks
 from manyclass._context import isolated
 from manyclass._plain_state import load_state, move_state, save_state, saved_vector
-from manyclass.candidates import Block, Candidates, contained
+from manyclass.candidates import Block, Candidates, contained, join
 from manyclass.counts import ClassCounts
+from manyclass.samplers._cell_search import CellSearch, Found
+from manyclass.samplers._comb import Comb
 from manyclass.samplers._rebuild import BackgroundRebuild
 from manyclass.samplers._sampler import Observation, check_group_size, check_vectors, checked_draw, num_groups
 from manyclass.samplers._scan import largest_log_p, scan_dtype
@@ -20,6 +22,10 @@ from manyclass.samplers._teeth import Teeth
 
 FORGOTTEN_SHARE = 0.2  # of the second moment, with each batch that is added to it
 BATCHES_PER_SKETCH = 5
+# Beyond, probing cells takes less time than a scan, and a default number of probes.
+MAX_SCANNED_CLASSES = {"cpu": 1 << 17, "cuda": 1 << 20}
+DEFAULT_PROBES = 64
+MIN_PROBING_K = 2  # a tooth for each part of the draw
 
 
 class Tailored(nn.Module):
@@ -28,6 +34,10 @@ class Tailored(nn.Module):
     For the examples n of a group, m(c) = max_n p̂_n(c), and w = (1 - mix) m/Σm + mix f with the frequencies f; a is
     solved for Σ π = k, and κ = 1/π. With true p the relative variance of Z̃ of every example is at most Σm/k. Wrong p̂
     cost variance, never bias. All classes are scanned at each draw, so a step takes time in proportion to C.
+
+    With `probes`, each example scores only the classes of its most probable cells. Cells hold up to 8 classes with
+    similar vectors; they are made from a copy of the class vectors on a background thread. The 16 most probable classes
+    of each example are scored for its group and drawn as above with half of k, all others with the other half, π ∝ f.
 
     The sketch has rank r: ŝ = (hidden V)(W V)ᵀ + b, with the leading eigenvectors V [D, r] of a running second moment
     of hidden, which is renewed on a background thread; W V is made at each draw. Before the first V, ŝ are the scores.
@@ -44,6 +54,8 @@ class Tailored(nn.Module):
         mix: the share of the frequencies.
         nearest: the number of classes of the largest ŝ that are explicit for each example, in addition to k.
         every: training steps between two renewals of V; each is used a quarter as many steps later.
+        probes: the number of cells that each example probes; 0: all classes are scanned. Default: 64 beyond 131,072
+            classes, or on a GPU beyond 1,048,576, and 0 below.
 
     Raises:
         ValueError: k is above C; another number is out of range; a count is negative, infinite or NaN, or, when
@@ -73,6 +85,7 @@ class Tailored(nn.Module):
         mix: float = 0.05,
         nearest: int = 0,
         every: int = 50,
+        probes: int | None = None,
     ) -> None:
         super().__init__()
         self.source = counts if isinstance(counts, WeightSource) else WeightSource(counts, name="counts")
@@ -86,6 +99,10 @@ class Tailored(nn.Module):
         self.every = _check.integer("every", every, 1)
         self.schedule: BackgroundRebuild[Sketch] = BackgroundRebuild()
         self.sketch = Sketch.full(0, torch.device("cpu"))
+        self.probes = None if probes is None else _check.integer("probes", probes, 0)
+        if self.probes and k < MIN_PROBING_K:
+            raise ValueError(f"`k` must be at least {MIN_PROBING_K} with `probes` above 0, got {k}")
+        self.search = self._new_search()
         # float32 [D, D]: the running second moment of hidden, to some scale.
         self.moment = self.sketch.directions
         self._set_weights(self.source.read())
@@ -95,7 +112,26 @@ class Tailored(nn.Module):
         self.weights = weight
         self.frequency = weight / weight.sum()
         self._num_drawn = int((weight > 0).sum())
-        self.teeth = Teeth(self.k, self._num_drawn, weight.device)
+        self._set_teeth()
+
+    def _set_teeth(self) -> None:
+        self.teeth = Teeth(self.k, self._num_drawn, self.device)
+        # The draws of the two parts if cells are probed: of the classes found, and of the others.
+        self.found_teeth = Teeth(self.k - self.k // 2, self._num_drawn, self.device)
+        self.comb = None if self.probing is None else Comb.of(self.weights, self.k // 2)
+
+    def _new_search(self) -> CellSearch | None:
+        # The state must not depend on the device, which may change, so there are cells wherever one of them needs them.
+        most = min(MAX_SCANNED_CLASSES.values()) if self.probes is None else 0
+        needed = self.probes != 0 and self.num_classes > most
+        return CellSearch(self.num_classes, self.probes or DEFAULT_PROBES) if needed else None
+
+    @property
+    def probing(self) -> CellSearch | None:
+        """The search in cells, if draws use it on this device."""
+        scanned = MAX_SCANNED_CLASSES.get(self.device.type, max(MAX_SCANNED_CLASSES.values()))
+        used = self.k >= MIN_PROBING_K and (self.probes is not None or self.num_classes > scanned)
+        return self.search if used else None
 
     directions = property(lambda self: self.sketch.directions)
     progress = property(lambda self: self.schedule.progress)
@@ -113,7 +149,7 @@ class Tailored(nn.Module):
         """Move the tables to a device."""
         self.moment, self.sketch = self.moment.to(device), self.sketch.to(device)
         self.weights, self.frequency = self.weights.to(device), self.frequency.to(device)
-        self.teeth = Teeth(self.k, self._num_drawn, device)
+        self._set_teeth()
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Continue from saved counts, second moment and directions."""
@@ -133,6 +169,8 @@ class Tailored(nn.Module):
         """Score these class vectors [C, D] and biases [C] at each draw."""
         check_vectors(weight, bias, self.num_classes)
         self.schedule.attach(*(x for x in (weight, bias) if x is not None))
+        if self.search is not None:
+            self.search.to(self.device).attach(*(x for x in (weight, bias) if x is not None))
         if self.sketch.dim != weight.shape[1]:
             self.sketch = Sketch.full(weight.shape[1], self.device)
             self.moment = torch.zeros_like(self.directions)
@@ -140,6 +178,8 @@ class Tailored(nn.Module):
     def advance(self) -> None:
         """Count a training step: the sketch follows the hidden vectors."""
         self.sketch = self.schedule.advance(self.sketch, self.every, self._snapshot)
+        if self.probing is not None:
+            self.probing.advance(self.moment)
 
     def _snapshot(self) -> Callable[[], Sketch]:
         moment = self.moment.clone()
@@ -167,21 +207,75 @@ class Tailored(nn.Module):
         """Draw for checked arguments."""
         self.source.check_every_class_drawn()
         groups = num_groups(target, self.group_size)
+        vectors = None if hidden is None else self._vectors()
+        if self.probing is not None and hidden is not None and vectors is not None:
+            self.probing.build_if_stale(self.moment)
+            with torch.no_grad(), torch.autocast(self.device.type, enabled=False):
+                found = self.probing.find(hidden, *vectors, groups, self.nearest)
+                return self._draw_in_parts(target, exclude, found, generator)
         with torch.no_grad(), torch.autocast(self.device.type, enabled=False):
             weight, nearest = self.proposal(hidden, groups)
             pi = self.teeth.inclusion(weight)
             block = Block(*self.teeth.draw(pi, generator))
-        included = None if nearest is None else nearest.masked_fill(contained(nearest, exclude), -1)
 
         def target_log_kappa() -> Tensor:
             group = block.spread(torch.arange(groups, device=target.device).unsqueeze(1), len(target)).squeeze(1)
-            log_kappa = -pi[group, target].log()
+            return -pi[group, target].log()
+
+        return self._candidates(target, exclude, block, nearest, target_log_kappa)
+
+    def _candidates(
+        self,
+        target: Tensor,
+        exclude: Tensor,
+        block: Block,
+        nearest: Tensor | None,
+        drawn_log_kappa: Callable[[], Tensor],
+    ) -> Candidates:
+        """Return a draw together with the nearest classes, which are explicit."""
+        included = None
+        if nearest is not None:
+            included = nearest.masked_fill(contained(nearest, exclude.unsqueeze(1)).squeeze(1), -1)
+
+        def target_log_kappa() -> Tensor:
+            log_kappa = drawn_log_kappa()
             if included is None:
                 return log_kappa
             return log_kappa.masked_fill((included == target.unsqueeze(1)).any(1), 0.0)
 
         excluded = exclude if included is None else torch.cat([exclude, included], 1)
         return Candidates((block,), excluded, target_log_kappa, self.num_classes, included)
+
+    def _draw_in_parts(
+        self, target: Tensor, exclude: Tensor, found: Found, generator: torch.Generator | None
+    ) -> Candidates:
+        """Draw from the classes found, and by frequency from all others."""
+        assert self.comb is not None
+        pi = self.found_inclusion(found)
+        place, log_kappa = self.found_teeth.draw(pi, generator)
+        # An empty place has π = 0 and is never under a tooth; one beyond the end is empty whatever its id.
+        blocks = [Block(found.ids.gather(1, place).clamp_(max=self.num_classes - 1), log_kappa)]
+        # The function below may be called after the comb has been replaced.
+        comb, groups = self.comb, len(pi)
+        for block in comb.draw(groups, stratified=False, generator=generator):
+            ids = block.ids.expand(groups, -1).contiguous()
+            blocks.append(Block(ids, block.log_kappa.expand(groups, -1).masked_fill(found.find(ids)[1], -math.inf)))
+        (block,) = join(*blocks)
+
+        def target_log_kappa() -> Tensor:
+            place, is_found = found.find(block.group(target))
+            log_pi = torch.where(is_found, pi.gather(1, place), 1.0).log()
+            log_kappa = torch.where(block.ungroup(is_found, len(target)), 0.0, comb.log_kappa(target))
+            return log_kappa - block.ungroup(log_pi, len(target))
+
+        return self._candidates(target, exclude, block, found.nearest if self.nearest else None, target_log_kappa)
+
+    def found_inclusion(self, found: Found) -> Tensor:
+        """Return π of the classes found, float64 [G, N], 0 in empty places."""
+        total = found.likelihood.sum(1, keepdim=True)
+        weight = found.likelihood * ((1 - self.mix) / torch.where(total > 0, total, 1.0))
+        weight.add_(self.frequency[found.ids.clamp(max=self.num_classes - 1)], alpha=self.mix)
+        return self.found_teeth.inclusion(weight.masked_fill_(found.ids == self.num_classes, 0.0))
 
     def proposal(self, hidden: Tensor | None, groups: int) -> tuple[Tensor, Tensor | None]:
         """Return the weights w, float64 [G, C], and the nearest classes, int64 [B, nearest]; None: there are none."""
@@ -222,6 +316,7 @@ class Tailored(nn.Module):
             mix=self.mix,
             nearest=self.nearest,
             every=self.every,
+            probes=self.probes,
         )
         if self.schedule.vectors:
             rest.attach(*self.schedule.vectors)
@@ -235,7 +330,7 @@ class Tailored(nn.Module):
     def set_k(self, k: int) -> None:
         """Draw another number of classes."""
         self.k = _check.integer("k", k, 1, self.num_classes)
-        self.teeth = Teeth(self.k, self._num_drawn, self.device)
+        self._set_teeth()
 
     def refresh(self) -> None:
         """Read the counts again, and renew the sketch from the second moment."""
@@ -243,11 +338,14 @@ class Tailored(nn.Module):
         self.schedule.drop()
         with isolated():
             self.sketch = self._snapshot()()
+        if self.probing is not None:
+            self.probing.refresh(self.moment)
 
     def resize(self, num_classes: int) -> None:
         """Resize the counts; class vectors must be attached again before they are scored."""
         _check.integer("num_classes", num_classes, max(self.k, self.nearest))
         self.source.resize(num_classes)
+        self.search = self._new_search()
         self.refresh()
         self.schedule.restart()
 

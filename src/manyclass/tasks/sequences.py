@@ -20,6 +20,29 @@ from manyclass.tasks.text import RECURRENT, recurrent
 EVALUATION_USERS = 512  # per batch
 
 
+class Steps:
+    """Batches to train on: the items of users, and the item after each; nothing comes after padding.
+
+    A user with many items makes a batch long, and most of it padding: a head that scored that too would take several
+    times as long, and a sampler would take it for examples.
+    """
+
+    def __init__(self, batches: SequenceBatches) -> None:
+        self._batches = batches
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch, which decides the order."""
+        self._batches.set_epoch(epoch)
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def __iter__(self) -> Iterator[tuple[dict[str, Tensor], Tensor]]:
+        for ids, target in self._batches:
+            places = (target.flatten() != IGNORE_INDEX).nonzero().squeeze(1)
+            yield {"ids": ids, "places": places}, target.flatten()[places]
+
+
 class LastItems:
     """Batches of users: the target is their last item, the input is the items before."""
 
@@ -32,26 +55,6 @@ class LastItems:
     def __iter__(self) -> Iterator[tuple[dict[str, Any], Tensor]]:
         for ids, lengths, target, _ in self._batches:
             yield {"ids": ids, "last": lengths - 1}, target
-
-
-class NextItems:
-    """Batches to train on, without the positions that only pad the shorter pieces: they are known before the GPU."""
-
-    def __init__(self, batches: SequenceBatches) -> None:
-        self._batches = batches
-
-    def set_epoch(self, epoch: int) -> None:
-        """Choose the order of this epoch."""
-        self._batches.set_epoch(epoch)
-
-    def __len__(self) -> int:
-        return len(self._batches)
-
-    def __iter__(self) -> Iterator[tuple[dict[str, Any], Tensor]]:
-        for ids, target in self._batches:
-            target = target.flatten()
-            kept = (target != IGNORE_INDEX).nonzero().squeeze(1)
-            yield {"ids": ids, "kept": kept}, target[kept]
 
 
 class SequencesTask:
@@ -85,7 +88,7 @@ class SequencesTask:
             path, other = in_folder(path, ("train",)), other or in_folder(path, ("valid", "test"))
         sequences = replace(read_sequences(path, progress=progress), held_back=other is None)
         names, length = sequences.item_names, settings.length or 1
-        train = NextItems(SequenceBatches(sequences, settings.batch_size or 1, length=length, seed=settings.seed))
+        train = Steps(SequenceBatches(sequences, settings.batch_size or 1, length=length, seed=settings.seed))
         held_out, split = sequences, "valid"
         if other is not None:
             read = read_sequences(other, item_names=names, name="held-out", progress=progress)

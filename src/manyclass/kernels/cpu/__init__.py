@@ -1,5 +1,7 @@
 """Compiled CPU kernels: optional, built on first use, each beside eager code that does the same."""
 
+from manyclass.kernels.cpu._cells import can_probe as can_probe
+from manyclass.kernels.cpu._cells import probe as probe
 from manyclass.kernels.cpu._closed_form import log_sum_exp_ as log_sum_exp_
 from manyclass.kernels.cpu._closed_form import pair_sum_ as pair_sum_
 from manyclass.kernels.cpu._closed_form import pull_back_ as pull_back_

@@ -48,6 +48,7 @@ SYMBOLS = frozenset(
         "manyclass_put_in_front",
         "manyclass_likely_float32",
         "manyclass_likely_bfloat16",
+        "manyclass_probe",
         *(f"manyclass_{kernel}_{suffix}" for kernel in _KERNELS for suffix in SUFFIXES.values()),
     }
 )

@@ -1,0 +1,187 @@
+"""The search for the probable classes of each example in cells that follow the class vectors."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from manyclass._context import is_transformed, isolated
+from manyclass._plain_state import load_state, move_state, save_state
+from manyclass.candidates import Block
+from manyclass.samplers._cells import Cells
+from manyclass.samplers._rebuild import BackgroundRebuild, default_interval
+
+CLASSES_KEPT = 16  # by each example: those of its largest p̂ in the cells that it probes
+
+
+@dataclass(frozen=True)
+class Found:
+    """The classes that the examples of each group have found.
+
+    Args:
+        ids: int64 [G, N], distinct and in ascending order; C marks an empty place.
+        likelihood: float64 [G, N], the largest p̂ that an example of the group gives to the class; 0 in empty places.
+        nearest: int64 [B, n], the classes of the largest p̂ of each example, which it leaves out; -1 pads.
+    """
+
+    ids: Tensor
+    likelihood: Tensor
+    nearest: Tensor
+
+    def find(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the places of classes [G, K] among those found, and a bool mask of those that are there."""
+        place = torch.searchsorted(self.ids, ids.contiguous()).clamp_(max=self.ids.shape[1] - 1)
+        return place, self.ids.gather(1, place) == ids
+
+
+class CellSearch(nn.Module):
+    """Cells of C classes, made from class vectors at the first draw and again every few training steps.
+
+    They are rebuilt on a background thread from a copy of the class vectors and used a quarter of the steps later.
+
+    Args:
+        num_classes: C.
+        probes: the number of cells that each example probes.
+    """
+
+    saved = (
+        "order",
+        "centroids",
+        "levels",
+        "progress",
+        "pending_order",
+        "pending_centroids",
+        "pending_levels",
+    )
+    _apply, _save_to_state_dict, _load_from_state_dict = move_state, save_state, load_state
+
+    def __init__(self, num_classes: int, probes: int) -> None:
+        super().__init__()
+        self.probes = probes
+        self.cells = Cells.by_id(num_classes, 0, torch.device("cpu"))
+        self.schedule: BackgroundRebuild[Cells] = BackgroundRebuild()
+
+    order = property(lambda self: self.cells.order)
+    centroids = property(lambda self: self.cells.centroids)
+    levels = property(lambda self: self.cells.levels)
+    progress = property(lambda self: self.schedule.progress)
+    pending_order = property(lambda self: self._pending("order"))
+    pending_centroids = property(lambda self: self._pending("centroids"))
+    pending_levels = property(lambda self: self._pending("levels"))
+    device = property(lambda self: self.cells.device)
+
+    def _pending(self, name: str) -> Tensor:
+        """Return a tensor of the rebuild in progress; zeros if there is none."""
+        pending = self.schedule.pending()
+        found: Tensor = getattr(self.cells if pending is None else pending, name)
+        return torch.zeros_like(found) if pending is None else found
+
+    def move(self, device: torch.device) -> None:
+        """Move the cells to a device."""
+        self.cells = self.cells.to(device)
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Continue from saved cells."""
+        cells = self._restored(state, "")
+        # An order of two classes or more is not 0 everywhere.
+        pending = self._restored(state, "pending_") if state["pending_order"].any() else None
+        self.schedule.restore(state["progress"], pending)
+        self.cells = cells
+
+    def _restored(self, state: Mapping[str, Tensor], prefix: str) -> Cells:
+        parts = (state[prefix + name] for name in ("order", "centroids", "levels"))
+        return Cells.restored(*parts, num_classes=len(self.cells.order), dim=self.cells.centroids.shape[1])
+
+    def attach(self, *vectors: Tensor) -> None:
+        """Make cells of these class vectors [C, D], and biases [C] if any, from the next draw on."""
+        self.schedule.attach(*vectors)
+        if self.cells.centroids.shape[1] != vectors[0].shape[1]:
+            self.cells = Cells.by_id(len(self.cells.order), vectors[0].shape[1], self.device)
+
+    def advance(self, moment: Tensor) -> None:
+        """Count a training step: the cells follow the class vectors.
+
+        Args:
+            moment: second moment of hidden [D, D], to any scale.
+        """
+        if self.schedule.vectors:
+            self.build_if_stale(moment)
+            every = default_interval(len(self.cells.order))
+            self.cells = self.schedule.advance(self.cells, every, lambda: self._snapshot(moment.clone()))
+
+    def build_if_stale(self, moment: Tensor) -> None:
+        """Make cells of newly attached class vectors."""
+        if not is_transformed() and self.schedule.stale and self.schedule.vectors:
+            self.refresh(moment)
+
+    def refresh(self, moment: Tensor) -> None:
+        """Make cells of the present class vectors."""
+        self.schedule.drop()
+        if self.schedule.vectors:
+            with isolated():
+                self.cells = self._snapshot(moment)()
+            self.schedule.stale = False
+
+    def _snapshot(self, moment: Tensor) -> Callable[[], Cells]:
+        """Copy the inputs of a build, and return the function that makes cells of them."""
+        weight, *bias = (x.detach().clone() for x in self.schedule.vectors)
+        return lambda: Cells.of(weight, bias[0] if bias else None, moment)
+
+    def resize(self, num_classes: int) -> None:
+        """Change the number of classes; class vectors must be attached again."""
+        self.schedule.restart()
+        self.cells = Cells.by_id(num_classes, self.cells.centroids.shape[1], self.device)
+
+    def find(self, hidden: Tensor, weight: Tensor, bias: Tensor | None, groups: int, nearest: int) -> Found:
+        """Return the classes that examples hidden [B, D] find, by groups of ceil(B / G) of them.
+
+        A class that one example has found is scored for all of its group: another may have missed it, and find it
+        more probable.
+
+        Args:
+            hidden: the examples.
+            weight: class vectors [C, D].
+            bias: [C], or None.
+            groups: G.
+            nearest: the number of classes of the largest p̂ that each example leaves out.
+        """
+        hidden, classes = hidden.detach().float(), len(weight)
+        cells, log_p, log_z = self.cells.search(hidden, weight, bias, self.probes)
+        # NaN in hidden or class vectors is for the loss to report.
+        log_p = log_p.flatten(1).nan_to_num(nan=-torch.inf, posinf=-torch.inf, neginf=-torch.inf)
+        top, place = log_p.topk(min(max(nearest, CLASSES_KEPT), log_p.shape[1]), 1)
+        ids = self.cells.members(cells).flatten(1).gather(1, place).masked_fill_(top == -torch.inf, classes)
+        own = ids[:, :nearest]
+        grouping = Block(ids.new_empty(groups, 0), ids.new_empty(groups, 0))
+        size = -(-len(hidden) // groups)
+        padded = F.pad(ids, (0, 0, 0, groups * size - len(ids)), value=classes)
+        found = _distinct(padded.reshape(groups, -1), classes)
+        is_empty = found == classes
+        rows = found.masked_fill(is_empty, 0)
+        scores = grouping.group(hidden) @ weight[rows].float().mT
+        if bias is not None:
+            scores = scores + bias[rows].float().unsqueeze(1)
+        scores = scores - grouping.group(log_z).unsqueeze(2)
+        if nearest:
+            at = torch.searchsorted(found, padded[:, :nearest].reshape(groups, -1).contiguous())
+            at = at.clamp_(max=found.shape[1] - 1).reshape(groups, size, -1)
+            scores = scores.scatter(2, at, -torch.inf)
+        # The rows that pad the last group are no examples.
+        real = torch.arange(groups * size, device=ids.device).reshape(groups, size, 1) < len(ids)
+        p = scores.masked_fill(~real, -torch.inf).amax(1).double().exp_()
+        p = p.nan_to_num_(nan=0.0, posinf=0.0).masked_fill_(is_empty, 0.0)
+        own = F.pad(own.masked_fill(own == classes, -1), (0, nearest - own.shape[1]), value=-1)
+        return Found(found, p, own)
+
+    def extra_repr(self) -> str:
+        """Return the number of cells that an example probes."""
+        return f"probes={self.probes}"
+
+
+def _distinct(ids: Tensor, empty: int) -> Tensor:
+    """Return the distinct ids of each row [G, N] in ascending order, and then `empty`, which is above all ids."""
+    ids = ids.sort(1).values
+    repeated = F.pad(ids.diff(dim=1) == 0, (1, 0))
+    return ids.masked_fill_(repeated, empty).sort(1).values
