@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from manyclass import _check
 
@@ -15,6 +16,7 @@ class Recurrent(nn.Module):
     - `last`: int64 [B], the position wanted of each sequence, which gives vectors [B, D];
     - `places`: int64 [N], the positions wanted, counted through all sequences of length T, which gives vectors [N, D];
     - `skip`: number of leading positions that are context only, which gives vectors [B, T - skip, D].
+    With `lengths`, B numbers from 1 to T, the positions beyond the length of a sequence are not computed.
 
     Args:
         embedding: embedding [C, D] of the ids; a head may be tied to it.
@@ -35,7 +37,13 @@ class Recurrent(nn.Module):
     def forward(self, inputs: Tensor | dict[str, Any]) -> Tensor:
         """Return the vectors of the wanted positions."""
         ids = inputs if isinstance(inputs, Tensor) else inputs["ids"]
-        hidden: Tensor = self.lstm(self.dropout(self.embedding(ids)))[0]
+        hidden = self.dropout(self.embedding(ids))
+        if isinstance(inputs, dict) and "lengths" in inputs:
+            lengths, total = torch.tensor(inputs["lengths"], device="cpu"), ids.shape[1]
+            packed = pack_padded_sequence(hidden, lengths, batch_first=True, enforce_sorted=False)
+            hidden = pad_packed_sequence(self.lstm(packed)[0], batch_first=True, total_length=total)[0]
+        else:
+            hidden = self.lstm(hidden)[0]
         if isinstance(inputs, dict) and "last" in inputs:
             hidden = hidden[torch.arange(len(hidden), device=hidden.device), inputs["last"]]
         elif isinstance(inputs, dict) and "places" in inputs:

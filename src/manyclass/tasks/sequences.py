@@ -37,10 +37,11 @@ class Steps:
     def __len__(self) -> int:
         return len(self._batches)
 
-    def __iter__(self) -> Iterator[tuple[dict[str, Tensor], Tensor]]:
+    def __iter__(self) -> Iterator[tuple[dict[str, Any], Tensor]]:
         for ids, target in self._batches:
-            places = (target.flatten() != IGNORE_INDEX).nonzero().squeeze(1)
-            yield {"ids": ids, "places": places}, target.flatten()[places]
+            present = target != IGNORE_INDEX
+            places = present.flatten().nonzero().squeeze(1)
+            yield {"ids": ids, "places": places, "lengths": present.sum(1).tolist()}, target.flatten()[places]
 
 
 class LastItems:
@@ -54,7 +55,7 @@ class LastItems:
 
     def __iter__(self) -> Iterator[tuple[dict[str, Any], Tensor]]:
         for ids, lengths, target, _ in self._batches:
-            yield {"ids": ids, "last": lengths - 1}, target
+            yield {"ids": ids, "last": lengths - 1, "lengths": lengths.tolist()}, target
 
 
 class SequencesTask:
@@ -68,7 +69,7 @@ class SequencesTask:
         RECURRENT,
         epochs=30,
         batch_size=256,
-        learning_rate=0.02,
+        learning_rate=0.2,
         encoder_learning_rate=0.001,
         dropout=0.7,
         length=50,
