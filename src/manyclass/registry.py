@@ -70,7 +70,8 @@ def check_options(
 
     Raises:
         TypeError: a number has the wrong type.
-        ValueError: a name is not in its registry, a number is not above 0, or `rmse_log_z` is given without k "auto".
+        ValueError: a name is not in its registry, a number is not above 0, or `rmse_log_z` is given with another k
+            than "auto", or with a sampler that draws a fixed number.
     """
     names = (
         ("sampler", sampler, (*SAMPLERS, *SAMPLER_ALIASES)),
@@ -83,6 +84,10 @@ def check_options(
     if learning_rate is not None:
         _check.number("learning_rate", learning_rate, low=0, strict=True)
     _check.draws(k, rmse_log_z)
+    if rmse_log_z is not None and sampler is not None and k != "auto":
+        raise ValueError(
+            f"`rmse_log_z` must come without `sampler`, or with `k` 'auto', got {rmse_log_z:g} with {sampler}"
+        )
 
 
 def make_sampler(
@@ -93,8 +98,8 @@ def make_sampler(
     Args:
         name: a key of `SAMPLERS` or `SAMPLER_ALIASES`. None: the default sampler of a head with counts.
         counts: the counts of the classes.
-        k: classes drawn per step; "auto": as many as `rmse_log_z` needs. None: 1,024.
-        rmse_log_z: the error of log Z̃ that k "auto" aims at. None: 0.1.
+        k: classes drawn per step; "auto": as many as `rmse_log_z` needs. None: 1,024, or as the default sampler decides.
+        rmse_log_z: the error of log Z̃ that k "auto" and the default sampler keep below. None: 0.15.
 
     Raises:
         ValueError: the name is unknown, or k is "auto" for a sampler whose k is fixed.

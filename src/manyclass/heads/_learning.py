@@ -120,7 +120,7 @@ def observe(
         examples: its batch.
         candidates: its draw.
         loss: its losses [B], without gradients.
-        probability: returns [K], see `Observation`.
+        probability: returns [ΣK], see `Observation`.
     """
     if not torch.compiler.is_compiling():
         if not _ranks.accumulates():
