@@ -98,7 +98,7 @@ def make_sampler(
     Args:
         name: a key of `SAMPLERS` or `SAMPLER_ALIASES`. None: the default sampler of a head with counts.
         counts: the counts of the classes.
-        k: classes drawn per step; "auto": as many as `rmse_log_z` needs. None: 1,024, or as the default sampler decides.
+        k: classes drawn per step; "auto": as many as `rmse_log_z` needs. None: 1,024, or what the default decides.
         rmse_log_z: the error of log Z̃ that k "auto" and the default sampler keep below. None: 0.15.
 
     Raises:

@@ -224,7 +224,7 @@ def _eager(head: SampledHead, examples: Examples, candidates: Candidates) -> tup
 
 
 def _root_mean_square(slot_weights: Tensor, candidates: Candidates) -> Tensor:
-    """Return the root mean square of u/Z̃ [ΣK] over some examples of each block's first group, from κ u/Z̃ [B, ΣK + I]."""
+    """Return the root mean square of u/Z̃ [ΣK] over examples of each block's first group, from κ u/Z̃ [B, ΣK + I]."""
     found, first = [], 0
     # Slots of included classes, which follow those of the blocks, are not shared.
     for block in candidates.blocks:

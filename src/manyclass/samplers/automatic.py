@@ -128,7 +128,7 @@ class Automatic(nn.Module):
     @property
     def least(self) -> int:
         """The least number of classes drawn for an example."""
-        return min(self._least, self.num_classes)
+        return min(self._least, int(self.num_classes))
 
     def _k(self, design: str) -> int:
         return self.num_classes if design == EXACT else int(getattr(self, design).k)
@@ -166,7 +166,8 @@ class Automatic(nn.Module):
 
     def observe(self, observation: Observation) -> None:
         """Let the designs learn, measure their times in the first step, and look at the pooled error."""
-        if self.live.learns:
+        # A compiled graph takes up a design one step later: until then it may show a draw of all classes.
+        if self.live.learns and not observation.candidates.is_exhaustive:
             self.live.observe(observation)
         if math.isnan(self.costs.exact):
             self._measure(observation)
