@@ -1,4 +1,4 @@
-"""The head measures the error of log Z̃ of its own training steps, and says so when it is large."""
+"""The head measures the error of log Z̃ in its training steps, and says so when it is large."""
 
 import copy
 import math

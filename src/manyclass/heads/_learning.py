@@ -36,7 +36,7 @@ class LearningHead(ProbedHead, Protocol):
 
     @property
     def own_probe(self) -> ErrorProbe:
-        """The probe of the error of log Z̃, unless the sampler decides by one of its own."""
+        """The probe of the error of log Z̃, unless the sampler has one that it decides by."""
         ...
 
     @property
