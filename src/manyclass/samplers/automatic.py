@@ -249,7 +249,7 @@ class Automatic(nn.Module):
             seconds = self._seconds(design, observation) + self.costs.per_class * (self.least - sampler.k)
             self.costs = _replace(self.costs, design, seconds)
         squares = [observation.trial(sampler, self.probe.steps + i) for i in range(TRIALS)]
-        square = _ranks.mean_over_ranks(math.fsum(squares) / TRIALS, observation.hidden.device)
+        square = _ranks.mean_over_ranks(math.fsum(square / TRIALS for square in squares), observation.hidden.device)
         return math.sqrt(square) if square >= 0 else math.inf
 
     def _measure(self, observation: Observation) -> None:

@@ -46,7 +46,10 @@ class ErrorProbe:
     @property
     def error(self) -> float | None:
         """The root mean square of log Z̃ - log Z over the last probes; None before the first."""
-        return math.sqrt(math.fsum(self._squares) / len(self._squares)) if self._squares else None
+        if not self._squares:
+            return None
+        # Divided before they are added: the sum of squares could overflow.
+        return math.sqrt(math.fsum(square / len(self._squares) for square in self._squares))
 
     @property
     def pooled(self) -> int:
