@@ -98,7 +98,8 @@ def make_sampler(
     Args:
         name: a key of `SAMPLERS` or `SAMPLER_ALIASES`. None: the default sampler of a head with counts.
         counts: the counts of the classes.
-        k: classes drawn per step; "auto": as many as `rmse_log_z` needs. None: 1,024, or "auto" for the default sampler.
+        k: classes drawn per step; "auto": as many as `rmse_log_z` needs. None: 1,024, or "auto" without a
+            name.
         rmse_log_z: the error of log Z̃ to keep to. None: 0.15.
 
     Raises:
