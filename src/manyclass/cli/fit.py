@@ -42,8 +42,8 @@ def _parse_widths(text: str) -> tuple[int, ...]:
 
 _setting = functools.partial(kept_option, "settings")
 _SAMPLER_HELP = (
-    f"How to choose the classes a step scores: {', '.join(SAMPLERS)}; default: the cheapest way whose error of log Z̃ is "
-    "small, chosen in training."
+    f"How to choose the classes a step scores: {', '.join(SAMPLERS)}; default: the cheapest way whose error of log Z̃ "
+    "is small, chosen in training."
 )
 _K_HELP = "Classes drawn per step; auto: as many as --rmse-log-z takes. Default: auto, or 1024 with --sampler."
 _ERROR_HELP = "The error of log Z̃ to keep below, in nats, where k is not a number; default: 0.15."
