@@ -85,7 +85,7 @@ def test_the_time_by_phase_is_complete(trained):
 def test_the_error_is_that_of_the_probes_where_there_were_any(trained, tmp_path):
     done, _ = fit("features", tmp_path, options=tasks.RunOptions(probe_every=0))
     page = tasks.report_of(done.model, done.history, done.measured, done.summary)
-    assert section(page, "Error of the approximation") == ["No probe was taken; the sampler is Learned."]
+    assert section(page, "Error of the approximation") == ["No probe was recorded; the sampler is Learned."]
     done, page = report(trained, "features")
     summary, figure = section(page, "Error of the approximation")
     assert summary == tasks.error_summary(done.history)
@@ -105,6 +105,10 @@ def test_decisions_are_listed_in_order(trained):
     history = replace(done.history, records=(*records, *done.history.records[2:]))
     page = tasks.report_of(done.model, history, done.measured, done.summary)
     assert section(page, "Error of the approximation")[2:] == lines
+    # A training decides even if no probe is recorded.
+    history = replace(history, records=tuple(replace(record, rmse_log_z=None) for record in history.records))
+    page = tasks.report_of(done.model, history, done.measured, done.summary)
+    assert section(page, "Error of the approximation")[1:] == lines
 
 
 def test_notes_list_settings_and_limits(trained):

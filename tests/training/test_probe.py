@@ -1,11 +1,13 @@
 """A probe measures the error of log Z̃ and changes nothing: a training does not depend on which probes it records."""
 
 import copy
+from warnings import catch_warnings, simplefilter
 
 import pytest
 import torch
 
 from manyclass import ClassCounts, ClassHead, diagnose
+from manyclass.errors import InaccurateWarning
 from manyclass.optim import RowAdagrad
 from manyclass.samplers import Automatic, Budget, Clustered, Costs, Learned, Systematic, Tailored
 from manyclass.training import Training
@@ -90,6 +92,18 @@ def test_a_decision_is_recorded_in_its_step():
     assert decided(history) == [(32, head.sampler.decisions[0])]
     assert history.records[-1].step == STEPS
     assert head.sampler.design == "tailored"
+    assert "all classes (1,000 ms)" in head.sampler.decisions[0]
+
+
+@pytest.mark.parametrize(("name", "warnings"), [("default, which decides", 0), ("pinned", 1)])
+def test_an_error_that_the_default_mends_is_not_warned_about(name, warnings):
+    head, _, training = make_training(name)
+    torch.nn.init.normal_(head.weight, std=4.0)
+    with catch_warnings(record=True) as caught:
+        simplefilter("always")
+        history = training.run()
+    assert max(record.rmse_log_z or 0.0 for record in history.records) > 0.5
+    assert [warning.category for warning in caught] == [InaccurateWarning] * warnings
 
 
 def test_a_second_training_does_not_record_what_the_first_one_found():
