@@ -5,7 +5,10 @@ import pytest
 from manyclass import tasks
 from manyclass.training import History, Progress, Record
 
-ADVICE = "rare classes are trained wrongly. Leave --sampler and --k out, or take --sampler tailored or a larger --k"
+ADVICE = (
+    "rare classes are trained wrongly. Leave --sampler and --k out, or take a larger --k, --sampler tailored or "
+    "--sampler exact"
+)
 
 
 def summary(*errors):
