@@ -1,4 +1,4 @@
-"""What the end of a training says about its error of log Z̃."""
+"""The sentence on the error of log Z̃ at the end of a training."""
 
 import pytest
 
