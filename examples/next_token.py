@@ -100,7 +100,6 @@ def main() -> None:
         held_out=HeldOut(
             list(zip(test_context.split(2048), test_target.split(2048), strict=True)), every=250, restore_best=True
         ),
-        probe_every=250,
         report_every=10,
         callbacks=[ProgressLine(file=sys.stdout)],
         seed=arguments.seed,

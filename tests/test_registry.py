@@ -68,7 +68,7 @@ def test_an_error_is_refused_with_a_number(name, k):
 
 
 def test_an_error_is_refused_with_a_sampler_of_a_fixed_number():
-    message = r"`rmse_log_z` must come without `sampler`, or with `k` 'auto', got 0.2 with learned"
+    message = r"`rmse_log_z` must come with `k` 'auto' if a `sampler` is given, got 0.2 with sampler = 'learned'"
     with pytest.raises(ValueError, match=message):
         make_sampler("learned", counts(), rmse_log_z=0.2)
 

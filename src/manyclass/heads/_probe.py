@@ -182,9 +182,10 @@ def _pass_seconds(table: Tensor) -> float:
 
 
 def _warning(probe: ErrorProbe) -> str:
+    factor = math.exp(min(probe.error or 0.0, MAX_EXPONENT))
     return (
         f"the error of log Z̃ is {probe.error:.2g} nats (root mean square over {probe.pooled} probes, step {probe.steps}"
-        f"): probabilities may be off by a factor of {math.exp(min(probe.error or 0.0, MAX_EXPONENT)):.2g}, and classes that are rarely "
+        f"): probabilities may be off by a factor of {factor:.2g}, and classes that are rarely "
         "drawn come out too probable. Let the head decide (neither `sampler` nor `k`), or use the sampler `Tailored`, "
         "or draw more classes with a larger `k`"
     )

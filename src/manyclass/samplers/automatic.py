@@ -15,7 +15,7 @@ from manyclass.counts import ClassCounts
 from manyclass.kernels import EXACT_WAYS
 from manyclass.samplers._sampler import Observation, checked_draw
 from manyclass.samplers.budget import TOO_HIGH, TOO_LOW
-from manyclass.samplers.error_probe import POOLED_PROBES, STATE_LENGTH, ErrorProbe
+from manyclass.samplers.error_probe import POOLED_PROBES, STATE_LENGTH, WARNED_ERROR, ErrorProbe
 from manyclass.samplers.exhaustive import Exhaustive
 from manyclass.samplers.learned import Learned
 from manyclass.samplers.tailored import Tailored
@@ -114,7 +114,8 @@ class Automatic(nn.Module):
         self.exact = Exhaustive(counts.num_classes)
         self.costs = Costs() if costs is None else costs
         self.design = SHARED
-        self.probe = ErrorProbe(every=every)
+        # An error that it is about to mend needs no warning.
+        self.probe = ErrorProbe(every=every, warns=TOO_HIGH * rmse_log_z > WARNED_ERROR)
         self.decisions: list[str] = []
         # The number of probes at the last look, and the design and k that begin with the next step.
         self._looked = 0
@@ -222,7 +223,7 @@ class Automatic(nn.Module):
         if (design, k) == (self.design, self.k):
             return
         measured = ", ".join(
-            f"{errors[name]:.2g} with {_design_text(name, k)} ({1e3 * self._cost(name, k):.3g} ms)"
+            f"{errors[name]:.2g} with {_design_text(name, k)} ({_milliseconds(self._cost(name, k))})"
             for name, k in ((name, self._k(name)) for name in DESIGNS)
         )
         self._take(design, k, f"the error of log Z̃ is {measured}")
@@ -354,4 +355,9 @@ def _design_text(design: str, k: int) -> str:
 
 
 def _costs_text(costs: Costs, least: int) -> str:
-    return f"{1e3 * costs.exact:.3g} ms with all classes, {1e3 * costs.shared:.3g} ms with {least:,} drawn ones"
+    exact, shared = _milliseconds(costs.exact), _milliseconds(costs.shared)
+    return f"{exact} with all classes, {shared} with {least:,} drawn ones"
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{1e3 * seconds:,.0f} ms" if seconds >= 0.1 else f"{1e3 * seconds:.3g} ms"
