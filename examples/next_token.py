@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from manyclass import ClassCounts, ClassHead, diagnose
 from manyclass.data import standard_library
-from manyclass.training import HeldOut, Probe, ProgressLine, Training
+from manyclass.training import HeldOut, ProgressLine, Training
 
 CONTEXT, DIM, BATCH_SIZE = 8, 64, 1024
 
@@ -100,7 +100,6 @@ def main() -> None:
         held_out=HeldOut(
             list(zip(test_context.split(2048), test_target.split(2048), strict=True)), every=250, restore_best=True
         ),
-        probe=Probe(every=250),
         report_every=10,
         callbacks=[ProgressLine(file=sys.stdout)],
         seed=arguments.seed,

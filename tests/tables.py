@@ -17,9 +17,11 @@ from manyclass.objectives import (
     SubsetSoftmax,
 )
 from manyclass.samplers import (
+    Automatic,
     Bernoulli,
     Budget,
     Clustered,
+    Costs,
     Exhaustive,
     Importance,
     InBatch,
@@ -65,7 +67,9 @@ SAMPLERS: dict[str, Callable[[Tensor, int, int | None], Sampler]] = {
     "in batch": lambda w, k, g: InBatch(w, k),
     "tailored": lambda w, k, g: Tailored(w, k, group_size=g),
     "tailored, nearest explicit": lambda w, k, g: Tailored(w, k, group_size=g, nearest=2),
-    "learned": lambda w, k, g: Learned(w, k),
+    "learned": lambda w, k, g: Learned(w, k, group_size=g),
+    # With given costs all decisions follow from the seed.
+    "automatic": lambda w, k, g: Automatic(w, least=k, costs=Costs(10.0, 1.0, 2.0, 0.01)),
     "set alone": lambda w, k, g: WithExplicit(None, torch.arange(k), num_classes=len(w)),
 }
 

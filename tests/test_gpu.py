@@ -82,7 +82,8 @@ def test_the_same_candidates_have_the_same_scores_and_loss(name, group_size):
     )
 
 
-@pytest.mark.parametrize("name", [name for name in SAMPLERS if name not in ("set alone", "in batch", "learned")])
+# The draws of Automatic are those of its designs, and are shared by a few examples whose errors are not independent.
+@pytest.mark.parametrize("name", [name for name in SAMPLERS if name not in ("set alone", "in batch", "automatic")])
 def test_the_estimate_is_unbiased_on_a_gpu(name):
     weights = torch.rand(50, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) + 0.1
     sampler = SAMPLERS[name](weights, 10, 1).cuda()

@@ -35,6 +35,13 @@ def test_a_name_gives_a_sampler_of_k_classes(name, kind):
         assert make_sampler(name, counts()).k == 1024
 
 
+@pytest.mark.parametrize("k", [None, "auto"])
+def test_without_a_name_and_a_number_the_sampler_decides(k):
+    made = make_sampler(None, counts(), k=k)
+    assert (type(made), made.num_classes, made.rmse_log_z) == (samplers.Automatic, 3000, 0.15)
+    assert make_sampler(None, counts(), k=k, rmse_log_z=0.3).rmse_log_z == 0.3
+
+
 def test_every_sampler_name_is_tested():
     assert set(SAMPLERS) == {"learned", "systematic", "clustered", "tailored", "importance", "bernoulli", "exact"}
 
@@ -45,10 +52,25 @@ def test_few_classes_are_all_scored(name):
     assert isinstance(make_sampler(name, counts(1024)), samplers.Exhaustive)
 
 
-@pytest.mark.parametrize("name", [None, "learned", "systematic", "importance", "bernoulli"])
-def test_k_auto_gives_a_budget(name):
+@pytest.mark.parametrize("name", ["learned", "systematic", "tailored", "importance", "bernoulli"])
+def test_k_auto_gives_a_named_sampler_a_budget(name):
     made = make_sampler(name, counts(), k="auto", rmse_log_z=0.2)
     assert isinstance(made, samplers.Budget)
+    assert type(made.sampler) is type(make_sampler(name, counts()))
+    assert (made.k, made.rmse_log_z) == (1024, 0.2)
+
+
+@pytest.mark.parametrize(("name", "k"), [(None, 100), ("learned", 100)])
+def test_an_error_is_refused_with_a_number(name, k):
+    message = r"`rmse_log_z` must come without `k`, or with `k` 'auto', got 0.2 with k = 100"
+    with pytest.raises(ValueError, match=message):
+        make_sampler(name, counts(), k=k, rmse_log_z=0.2)
+
+
+def test_an_error_is_refused_with_a_sampler_of_a_fixed_number():
+    message = r"`rmse_log_z` must come with `k` 'auto' if a `sampler` is given, got 0.2 with sampler = 'learned'"
+    with pytest.raises(ValueError, match=message):
+        make_sampler("learned", counts(), rmse_log_z=0.2)
 
 
 @pytest.mark.parametrize("name", ["clustered", "exact"])
@@ -57,8 +79,8 @@ def test_k_auto_is_refused_for_a_sampler_of_fixed_k(name):
         make_sampler(name, counts(), k="auto")
 
 
-def test_the_default_error_of_a_budget_is_a_tenth():
-    assert make_budget(samplers.Systematic(counts(), 100)).rmse_log_z == 0.1
+def test_the_default_error_of_a_budget_is_that_of_the_default_sampler():
+    assert make_budget(samplers.Systematic(counts(), 100)).rmse_log_z == 0.15
 
 
 def test_an_unknown_name_is_refused():

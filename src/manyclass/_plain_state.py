@@ -58,7 +58,10 @@ def save_state(self: Any, destination: dict[str, Any], prefix: str, keep_vars: b
     """Add the plain state to a state dict."""
     nn.Module._save_to_state_dict(self, destination, prefix, keep_vars)
     for name in self.saved:
-        destination[prefix + name] = getattr(self, name)
+        value = getattr(self, name)
+        # Two samplers may share their counts, but files of tensors hold none that share memory.
+        shared = any(value is other for other in destination.values())
+        destination[prefix + name] = value.clone() if shared else value
 
 
 def load_state(

@@ -70,7 +70,8 @@ def check_options(
 
     Raises:
         TypeError: a number has the wrong type.
-        ValueError: a name is not in its registry, a number is not above 0, or `rmse_log_z` is given without k "auto".
+        ValueError: a name is not in its registry, a number is not above 0, or `rmse_log_z` is given with a number k, or
+            with a sampler but without k "auto".
     """
     names = (
         ("sampler", sampler, (*SAMPLERS, *SAMPLER_ALIASES)),
@@ -83,6 +84,10 @@ def check_options(
     if learning_rate is not None:
         _check.number("learning_rate", learning_rate, low=0, strict=True)
     _check.draws(k, rmse_log_z)
+    # A sampler with a fixed k would ignore it in silence.
+    if sampler is not None and rmse_log_z is not None and k is None:
+        got = f"got {rmse_log_z:g} with sampler = {sampler!r}"
+        raise ValueError(f"`rmse_log_z` must come with `k` 'auto' if a `sampler` is given, {got}")
 
 
 def make_sampler(
@@ -93,8 +98,9 @@ def make_sampler(
     Args:
         name: a key of `SAMPLERS` or `SAMPLER_ALIASES`. None: the default sampler of a head with counts.
         counts: the counts of the classes.
-        k: classes drawn per step; "auto": as many as `rmse_log_z` needs. None: 1,024.
-        rmse_log_z: the error of log Z̃ that k "auto" aims at. None: 0.1.
+        k: classes drawn per step; "auto": as many as `rmse_log_z` needs. None: 1,024, or "auto" without a
+            name.
+        rmse_log_z: the error of log Z̃ to keep to. None: 0.15.
 
     Raises:
         ValueError: the name is unknown, or k is "auto" for a sampler whose k is fixed.

@@ -178,7 +178,7 @@ def test_resume_refuses_changed_options(tmp_path, capsys, monkeypatch):
             ["--learning-rate", 0.5],
             "`learning_rate` must be left out, or what it was when the training began, 0.1, got 0.5",
         ),
-        (["--probe-every", 7], "`probe_every` must be left out, or what it was when the training began, 200, got 7"),
+        (["--probe-every", 7], "`probe_every` must be left out, or what it was when the training began, None, got 7"),
         (["--evaluated", 7], "`evaluated` must be left out, or what it was when the training began, 20000, got 7"),
         (["--evaluate-every", 7], "`evaluate_every` must be left out, or what it was when the training began, None"),
         (["--text"], f"`--text` must be left out: the training in {out} is of features"),
@@ -201,8 +201,6 @@ def test_resume_refuses_changed_options(tmp_path, capsys, monkeypatch):
             6,
             "--learning-rate",
             0.1,
-            "--probe-every",
-            200,
         )
         == 0
     )
@@ -230,6 +228,31 @@ def test_a_failed_save_is_one_line_and_other_warnings_stay_warnings(tmp_path, ca
     assert [str(warning.message) for warning in found] == ["a bug"]
     output = capsys.readouterr().err.splitlines()
     assert output.count("manyclass: no space is left. Training goes on and will try again") == 1
+
+
+def test_an_undersized_k_warns_in_one_line_and_the_summary_says_so(tmp_path, capsys):
+    data, out = problems.write_sequences(tmp_path), tmp_path / "model"
+    # A learning rate that makes the model sure of its classes within a few steps.
+    assert fit("sequences", data, out, "--k", 1, "--epochs", 10, "--learning-rate", 1.0) == 0
+    printed, output = capsys.readouterr()
+    lines = [line for line in output.splitlines() if line.startswith("manyclass: the error of log Z̃ is")]
+    assert len(lines) == 1
+    assert "probabilities may be off by a factor of" in lines[0]
+    assert "InaccurateWarning" not in output
+    assert ".py" not in output
+    assert re.search(r"^error of log Z̃ at the end: \S+ nats, which is much too high: ", printed, re.MULTILINE)
+
+
+def test_the_summary_ends_with_the_error_unless_none_was_recorded(tmp_path, capsys):
+    data = problems.write_features(tmp_path)
+    for name, more, expected in (
+        ("fine", [], r"error of log Z̃ at the end: 0\.\d+ nats\n"),
+        ("exact", ["--sampler", "exact"], r"error of log Z̃ at the end: 0, all classes were scored\n"),
+        ("none", ["--probe-every", 0], ""),
+    ):
+        assert fit("features", data, tmp_path / name, *more) == 0
+        printed = capsys.readouterr().out
+        assert re.search(rf"┘\n{expected}model   ", printed), printed
 
 
 def test_a_page_is_drawn(tmp_path, capsys):

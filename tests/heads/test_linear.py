@@ -11,7 +11,7 @@ from torch import nn
 from manyclass import Block, Candidates, ClassCounts, ClassHead
 from manyclass.heads import exact
 from manyclass.objectives import BlackOut, Likelihood, LogisticRanking, NoiseContrastive
-from manyclass.samplers import Bernoulli, Budget, Exhaustive, Importance, Learned, Systematic, WithExplicit
+from manyclass.samplers import Automatic, Bernoulli, Exhaustive, Importance, Learned, Systematic, WithExplicit
 from tests.tables import OBJECTIVES, SAMPLERS
 
 C, D, B = 23, 6, 10
@@ -109,13 +109,17 @@ def test_scores_of_a_draw_equal_those_of_the_full_matrix(name, group_size, spars
     logits = x @ w.T + head.bias
     target_score, scores = head.candidate_scores(hidden, target, candidates)
     assert_close(target_score, logits.gather(1, target.unsqueeze(1)).squeeze(1))
-    ids = candidates.ids()
-    assert_close(scores, logits.gather(1, ids).masked_fill(candidates.hits(ids), -torch.inf))
+    # Empty slots among the included classes are scored as the target.
+    ids = torch.cat([part.spread(part.ids, B) for part in candidates.parts(empty=target)], 1)
+    hits = torch.cat([candidates.block_hits(block) for block in candidates.blocks], 1)
+    # Slots of included classes, the last, are exempt.
+    hits = F.pad(hits, (0, ids.shape[1] - hits.shape[1]))
+    assert_close(scores, logits.gather(1, ids).masked_fill(hits, -torch.inf))
     loss = head(hidden, target, generator=torch.Generator().manual_seed(4))
     assert_close(loss, Likelihood()(target_score, scores, candidates).mean())
     reference = Likelihood()(
         logits.gather(1, target.unsqueeze(1)).squeeze(1),
-        logits.gather(1, ids).masked_fill(candidates.hits(ids), -torch.inf),
+        logits.gather(1, ids).masked_fill(hits, -torch.inf),
         candidates,
     ).mean()
     for ours, other in zip(gradients(loss, hidden, head), gradients(reference, hidden, head), strict=True):
@@ -289,37 +293,47 @@ def test_log_z_of_each_example_reaches_noise_contrastive():
 def test_sampler_objective_and_bias_have_defaults():
     counts = torch.arange(3000)
     head = ClassHead(D, 3000, counts=counts)
-    assert isinstance(head.sampler, Learned)
+    assert isinstance(head.sampler, Automatic)
     assert isinstance(head.objective, Likelihood)
     assert_close(head.bias.detach(), ClassCounts(counts).frequency().log().float())
     assert isinstance(ClassHead(D, 10).sampler, Exhaustive)
-    assert isinstance(ClassHead(D, 3000).sampler, Learned)
+    assert isinstance(ClassHead(D, 1024).sampler, Exhaustive)
+    assert isinstance(ClassHead(D, 1025).sampler, Automatic)
     assert not ClassHead(D, 3000).bias.any()
 
 
 def test_k_sets_the_number_of_classes_drawn():
     assert ClassHead(D, 3000, k=50).sampler.k == 50
+    assert isinstance(ClassHead(D, 3000, k=50).sampler, Learned)
     assert ClassHead(D, 3000, counts=torch.arange(3000), k=50).sampler.k == 50
     assert isinstance(ClassHead(D, 40, k=50).sampler, Exhaustive)
     assert ClassHead.tied(nn.Embedding(3000, D), k=50).sampler.k == 50
 
 
-def test_k_auto_wraps_the_default_sampler_in_a_budget():
-    head = ClassHead(D, 3000, counts=torch.arange(3000), k="auto", rmse_log_z=0.03)
-    assert isinstance(head.sampler, Budget)
-    assert isinstance(head.sampler.sampler, Learned)
+@pytest.mark.parametrize("k", [None, "auto"])
+def test_k_auto_is_the_default(k):
+    head = ClassHead(D, 3000, counts=torch.arange(3000), k=k, rmse_log_z=0.03)
+    assert isinstance(head.sampler, Automatic)
     assert (head.sampler.k, head.sampler.rmse_log_z) == (1024, 0.03)
-    tied = ClassHead.tied(nn.Embedding(3000, D), k="auto")
-    assert isinstance(tied.sampler.sampler, Learned)
-    assert tied.sampler.rmse_log_z == 0.1
+    tied = ClassHead.tied(nn.Embedding(3000, D), k=k)
+    assert isinstance(tied.sampler, Automatic)
+    assert tied.sampler.rmse_log_z == 0.15
 
 
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
         ({"k": 50, "sampler": Exhaustive(3000)}, ValueError, r"`k` must be None if a `sampler` is given, .* got 50"),
-        ({"k": 50, "rmse_log_z": 0.2}, ValueError, r"`rmse_log_z` must come with `k` 'auto', got 0.2 with k = 50"),
-        ({"rmse_log_z": 0.2}, ValueError, r"`rmse_log_z` must come with `k` 'auto', got 0.2 with k = None"),
+        (
+            {"k": 50, "rmse_log_z": 0.2},
+            ValueError,
+            r"`rmse_log_z` must come without `k`, or with `k` 'auto', got 0.2 with k = 50",
+        ),
+        (
+            {"sampler": Exhaustive(3000), "rmse_log_z": 0.2},
+            ValueError,
+            r"`rmse_log_z` must be None if a `sampler` is given, got 0.2",
+        ),
         ({"k": "all"}, ValueError, r"`k` must be one of 'auto', got 'all'"),
         ({"k": 0}, ValueError, r"`k` must be at least 1, got 0"),
         ({"k": 2.5}, TypeError, r"`k` must be an int, got 2.5"),

@@ -1,4 +1,4 @@
-"""The head measures the error of log Z̃ of its own training steps, and says so when it is large."""
+"""The head measures the error of log Z̃ in its training steps, and says so when it is large."""
 
 import copy
 import math
@@ -133,6 +133,15 @@ def test_a_large_error_warns_once_with_the_figure_and_what_to_do():
     assert "step 4" in message
     assert "`Tailored`" in message
     assert "`k`" in message
+
+
+def test_the_warning_of_a_training_that_diverges_has_no_infinite_factor():
+    head, hidden, target = make(Systematic(torch.ones(C), 8), scale=1e5)
+    head.own_probe = ErrorProbe(every=1)
+    for _ in range(3):
+        head(hidden, target).backward()
+    with pytest.warns(InaccurateWarning, match=r"the error of log Z̃ is .* off by a factor of 1e\+304"):
+        head(hidden, target)
 
 
 def test_a_scorer_is_probed_too():

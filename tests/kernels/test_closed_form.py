@@ -23,9 +23,9 @@ CLOSED = [name for name in OBJECTIVES if name != "blackout" and not name.startsw
 pytestmark = pytest.mark.usefixtures("kernels")
 
 
-def make(name="systematic", objective=None, dtype=torch.float64, **options):
+def make(name="systematic", objective=None, dtype=torch.float64, group_size=None, **options):
     torch.manual_seed(0)
-    sampler = SAMPLERS[name](torch.rand(C) + 0.1, 20, None)
+    sampler = SAMPLERS[name](torch.rand(C) + 0.1, 20, group_size)
     return ClassHead(D, C, sampler=sampler, objective=objective, dtype=dtype, **options)
 
 
@@ -67,14 +67,16 @@ def takes_closed_form(objective):
 @pytest.mark.parametrize("sparse", [False, True])
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("objective", CLOSED)
-# A sampler that draws for groups has no closed form.
-@pytest.mark.parametrize("name", [name for name in SAMPLERS if name != "clustered"])
+# A sampler that draws for small groups has no closed form.
+@pytest.mark.parametrize("name", [name for name in SAMPLERS if name not in ("clustered", "automatic")])
 def test_losses_and_gradients_are_those_of_the_objective(name, objective, bias, sparse, monkeypatch, counted):
     head = make(name, OBJECTIVES[objective][0], bias=bias, sparse=sparse)
     hidden, target = torch.randn(B, D, dtype=torch.float64), torch.randint(C, (B,))
     exclude = torch.randint(-1, C, (B, 3))
     ours = step(head, hidden, target, exclude=exclude)
-    assert bool(counted) == takes_closed_form(objective)
+    # This sampler includes classes: a pair sum counts the slots of each example, so that it goes through autograd.
+    includes = name == "tailored, nearest explicit"
+    assert bool(counted) == (isinstance(head.objective.form, LogSumExp) if includes else takes_closed_form(objective))
     assert agree(ours, by_autograd(monkeypatch, step, head, hidden, target, exclude=exclude))
 
 
@@ -92,6 +94,66 @@ def test_losses_and_gradients_with_included_classes_are_those_of_the_objective(
     # A pair sum counts the slots of each example, so that it goes through autograd.
     assert bool(counted) == isinstance(head.objective.form, LogSumExp)
     assert agree(ours, by_autograd(monkeypatch, step, head, hidden, target, **options))
+
+
+# Three groups of 17 examples; of 17, 17 and 16; of 18, 18 and 14; and one group whose size would divide nothing.
+@pytest.mark.parametrize("batch", [51, 50, 52, 17])
+@pytest.mark.parametrize("included", [0, 6])
+@pytest.mark.parametrize(("bias", "sparse"), [(False, False), (True, True)])
+@pytest.mark.parametrize("objective", CLOSED)
+def test_losses_and_gradients_of_groups_are_those_of_the_objective(
+    objective, bias, sparse, included, batch, monkeypatch, counted
+):
+    head = make("learned", OBJECTIVES[objective][0], bias=bias, sparse=sparse, group_size=18)
+    hidden, target = torch.randn(batch, D, dtype=torch.float64), torch.randint(C, (batch,))
+    options = {"exclude": torch.randint(-1, C, (batch, 3))}
+    if included:
+        options["include"] = torch.randint(-1, C, (batch, included))
+    ours = step(head, hidden, target, **options)
+    # A pair sum counts the slots of each example if there are included classes, so that it goes through autograd.
+    closed = isinstance(head.objective.form, LogSumExp) if included else takes_closed_form(objective)
+    assert bool(counted) == closed
+    assert agree(ours, by_autograd(monkeypatch, step, head, hidden, target, **options))
+
+
+@pytest.mark.parametrize("included", [0, 3])
+@pytest.mark.parametrize("form", [LogSumExp(True, True), LogSumExp(False, True), PairSum("relu", 1.0, paired=True)])
+def test_second_derivatives_of_groups_are_those_of_the_eager_reference(form, included):
+    torch.manual_seed(0)
+    batch = 35
+    sampler = SAMPLERS["learned"](torch.rand(C) + 0.1, 20, 18)
+    target, include = torch.randint(C, (batch,)), torch.randint(-1, C, (batch, included))
+    candidates = sampler(target, include=include if included else None, exclude=target.unsqueeze(1))
+    assert candidates.blocks[0].ids.shape == (2, 20)
+    tables = [torch.randn(size, dtype=torch.float64).requires_grad_() for size in ((batch, D), (C, D), (C,))]
+    draw = LinearDraw(*tables, target, candidates)
+    if not has_closed_form(form, draw):
+        assert not isinstance(form, LogSumExp)
+        assert included or build.library() is None
+        return
+    found = []
+    for loss in (closed_form_loss(form, draw)[0], eager_loss(form, draw)):
+        gradients = torch.autograd.grad(loss.square().sum(), tables, create_graph=True)
+        penalty = sum(gradient.square().sum() for gradient in gradients)
+        found.append([loss.detach(), *gradients, *torch.autograd.grad(penalty, tables)])
+    assert agree(*found)
+
+
+def test_small_groups_and_other_orders_have_no_closed_form():
+    draws = [grouped_draw(batch) for batch in (31, 32)]
+    assert [has_closed_form(LogSumExp(True, True), draw) for draw in draws] == [False, True]
+    block = draws[1].candidates.blocks[0]
+    sorted_block = dataclasses.replace(block, order=torch.randperm(32))
+    candidates = dataclasses.replace(draws[1].candidates, blocks=(sorted_block,))
+    assert not has_closed_form(LogSumExp(True, True), dataclasses.replace(draws[1], candidates=candidates))
+
+
+def grouped_draw(batch):
+    """Return a draw for two groups."""
+    sampler = SAMPLERS["learned"](torch.rand(C) + 0.1, 20, -(-batch // 2))
+    target = torch.randint(C, (batch,))
+    candidates = sampler(target, exclude=target.unsqueeze(1))
+    return LinearDraw(torch.randn(batch, D), torch.randn(C, D), None, target, candidates)
 
 
 @pytest.mark.parametrize("objective", ["likelihood", "plain importance", "subset softmax"])

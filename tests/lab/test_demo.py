@@ -28,6 +28,10 @@ def test_it_trains_both_ways_saves_the_model_and_writes_a_report(monkeypatch, ca
     out = tmp_path / "demo"
     arguments = ["manyclass", "demo", "--out", str(out), "--files", "12", "--seconds", "1"]
     monkeypatch.setattr(sys, "argv", arguments)
+    # A default that has a choice even among few classes, and finds that nothing is cheaper than to score all of them.
+    monkeypatch.setattr("manyclass.defaults.K", 64)
+    monkeypatch.setattr("manyclass.heads._learning.step_seconds", lambda *arguments: 0.2)
+    monkeypatch.setattr("manyclass.heads._learning.exact_seconds", lambda *arguments: (None, 0.1))
     with pytest.raises(SystemExit) as ended:
         cli.main()
     assert ended.value.code == 0
@@ -36,4 +40,6 @@ def test_it_trains_both_ways_saves_the_model_and_writes_a_report(monkeypatch, ca
     assert printed.count("stopped (seconds)") == 2
     page = (out / "report.html").read_text()
     assert "The next token of Python source" in page
+    (decision,) = [line for line in printed.splitlines() if line.endswith("from now on all classes")]
+    assert decision in page
     assert len(open_model(out / "model").names) > 100

@@ -12,7 +12,7 @@ from torch.optim.swa_utils import AveragedModel
 from manyclass import ClassHead, HierarchicalHead, ScorerHead
 from manyclass.encoders import FeatureEncoder
 from manyclass.parallel import prepare
-from manyclass.samplers import Budget, Exhaustive, Learned, Tailored, WithExplicit
+from manyclass.samplers import Automatic, Budget, Costs, Exhaustive, Learned, Tailored, WithExplicit, deciding_part
 from tests import tables
 from tests.parallel.problem import (
     C,
@@ -41,8 +41,10 @@ def contents(model):
 
 
 def learned(sampler):
-    while not isinstance(sampler, Learned | Tailored):
+    while not isinstance(sampler, Automatic | Learned | Tailored):
         sampler = sampler.sampler
+    if isinstance(sampler, Automatic):
+        return torch.cat([sampler.shared.estimate, sampler.tailored.moment.flatten()])
     if isinstance(sampler, Tailored):
         return torch.cat([sampler.moment, sampler.directions])
     return sampler.estimate.clone()
@@ -61,13 +63,17 @@ def samplers_learn_together(rank):
     for name, sampler in {
         "explicit": WithExplicit(Learned(frequencies(), K, every=5), "batch"),
         "tailored": Tailored(frequencies(), K, rank=2, every=5),
-        "budget": Budget(Learned(frequencies(), K, every=5), 0.01, every=3),
-        "all": Budget(WithExplicit(Learned(frequencies(), K, every=5), torch.arange(9)), 0.05, every=3),
+        "budget": Budget(Learned(frequencies(), K, every=5), 0.01, every=1),
+        "all": Budget(WithExplicit(Learned(frequencies(), K, every=5), torch.arange(9)), 0.01, every=1),
+        "automatic": Automatic(frequencies(), 0.01, least=K, every=1, costs=Costs(1.0, 0.1, 0.2, 1e-5)),
+        "automatic, timed": Automatic(frequencies(), 0.01, least=K, every=1),
     }.items():
         model = Model(ClassHead(D, C, sampler=sampler))
         # Ranks that measure the error on other examples, in batches of other sizes, measure other errors.
         train(on_ranks(model), optimisers_of(model, "Adam"), 13, batch=40 + 20 * rank, rank=rank, world=2)
-        found[name] = learned(sampler), sampler.k, getattr(sampler, "probes", [])
+        part = deciding_part(sampler)
+        decided = None if part is None else (part.decisions, part.probe.state(), str(getattr(part, "costs", None)))
+        found[name] = learned(sampler), sampler.k, decided
     return found
 
 
@@ -173,7 +179,7 @@ def learning_while_accumulating(rank):
             for more in passes_of(rank, 1):
                 ddp(*part(rank, number + more)).backward()
         ddp(*part(rank, number)).backward()
-    return learned(sampler), [step for step, *_ in sampler.probes]
+    return learned(sampler), sampler.probe.state()
 
 
 def missing_gradient(rank):

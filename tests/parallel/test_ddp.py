@@ -76,14 +76,18 @@ def test_two_ranks_reach_the_likelihood_of_one_process_with_the_joint_batch(rank
     assert abs(ranks(name)[0][2] - alone) < 0.2 * gained
 
 
-def test_wrapped_samplers_learn_together_and_keep_one_k(ranks):
+def test_samplers_learn_together_and_take_the_same_decisions(ranks):
     first, second = ranks("samplers")
-    for name, (estimate, k, probes) in first.items():
-        other_estimate, other_k, other_probes = second[name]
+    for name, (estimate, k, decided) in first.items():
+        other_estimate, other_k, other_decided = second[name]
         assert torch.equal(estimate, other_estimate), name
-        assert (k, probes) == (other_k, other_probes), name
-    assert first["budget"][1] != first["explicit"][1]
-    assert len(first["all"][2]) == 4
+        assert (k, decided) == (other_k, other_decided), name
+    for name in ("budget", "all", "automatic", "automatic, timed"):
+        decisions, *_ = first[name][2]
+        # Measured times differ from one run to the next.
+        assert len(decisions) == 1 or name == "automatic, timed"
+        assert decisions
+        assert first[name][1] != first["explicit"][1]
     # The moment and the sketch that is renewed from it.
     moment, directions = first["tailored"][0].chunk(2)
     assert moment.any()
@@ -122,9 +126,11 @@ def test_gradients_accumulate_over_synchronised_passes_and_their_rows_do_not_mul
 
 
 def test_samplers_learn_from_synchronised_passes_alone_of_which_ranks_have_equal_numbers(ranks):
-    (first, steps), (second, other_steps) = ranks("learning")
+    (first, probe), (second, other_probe) = ranks("learning")
     assert torch.equal(first, second)
-    assert steps == other_steps == [1, 2, 3, 4, 5]
+    assert probe == other_probe
+    steps, next_step, number, *_ = probe
+    assert (steps, next_step, number) == (6, 7, 6)
 
 
 def test_a_rank_without_a_gradient_does_not_hold_up_the_other(ranks):

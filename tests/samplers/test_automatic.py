@@ -4,9 +4,10 @@ import logging
 import math
 
 import pytest
+import safetensors.torch
 import torch
 
-from manyclass import ClassHead, ScorerHead
+from manyclass import ClassCounts, ClassHead, ScorerHead
 from manyclass.candidates import Candidates
 from manyclass.samplers import Automatic, Costs, Exhaustive, Learned, Observation, Tailored
 
@@ -35,7 +36,7 @@ class Steps:
     def seconds(self, sampler):
         self.timed.append(type(sampler).__name__)
         name = "shared" if isinstance(sampler, Learned) else "tailored"
-        return self.costs.of(name, sampler.k)
+        return self.costs.of(name, sampler.k - 1024)
 
     def trial(self, sampler, seed):
         self.tried.append(type(sampler).__name__)
@@ -210,6 +211,48 @@ def test_a_resized_sampler_measures_again():
     sampler.resize(3000)
     assert (sampler.num_classes, sampler.exact.num_classes) == (3000, 3000)
     assert math.isnan(sampler.costs.exact)
+
+
+def test_a_resized_head_draws_no_more_classes_than_there_are_and_again_at_least_the_least():
+    torch.manual_seed(0)
+    head = ClassHead(8, 3000, counts=torch.ones(3000))
+    for num_classes, expected in ((600, 600), (2500, 1024)):
+        head(torch.randn(64, 8), torch.randint(600, (64,))).backward()
+        head.resize(num_classes)
+        assert head.sampler.num_classes == num_classes
+        assert [part.k for part in (head.sampler.shared, head.sampler.tailored)] == [expected] * 2
+        for _ in range(5):
+            head(torch.randn(64, 8), torch.randint(num_classes, (64,))).backward()
+        assert head.sampler.costs.exact > 0
+
+
+def test_a_needlessly_small_error_at_the_least_k_changes_nothing():
+    # With fewer classes than twice the least, half of them would be too few.
+    sampler = Automatic(torch.ones(1500))
+    steps = Steps(sampler, {"shared": 0.01, "tailored": 0.01}, seconds())
+    assert (steps.run(30).design, sampler.k, sampler.decisions) == ("shared", 1024, [])
+
+
+def test_the_least_k_sets_the_start_and_the_number_of_examples_that_share_a_draw():
+    sampler = Automatic(torch.ones(200), least=10, every=3)
+    assert (sampler.k, sampler.shared.group_size, sampler.tailored.group_size) == (10, 5, 5)
+    assert sampler.probe.every == 3
+    sampler = Automatic(torch.ones(C))
+    assert (sampler.k, sampler.shared.group_size, sampler.tailored.group_size) == (1024, 512, 512)
+    with pytest.raises(ValueError, match="`num_classes` must be at least 11, got 10"):
+        Automatic(torch.ones(10), least=10)
+    with pytest.raises(ValueError, match="`least` must be at least 1, got 0"):
+        Automatic(torch.ones(10), least=0)
+
+
+def test_its_designs_share_the_counts_but_their_state_shares_no_memory():
+    sampler = Automatic(ClassCounts.streaming(2000))
+    assert sampler.shared.counts is sampler.tailored.source.weights
+    sampler.shared.counts.update(torch.zeros(5, dtype=torch.int64))
+    state = safetensors.torch.load(safetensors.torch.save(sampler.state_dict()))
+    other = Automatic(ClassCounts.streaming(2000))
+    other.load_state_dict(state)
+    assert other.tailored.source.weights.raw[0] == other.shared.counts.raw[0] == 5
 
 
 def test_it_trains_a_head_and_a_scorer():

@@ -7,9 +7,11 @@ import torch
 
 from manyclass import ClassCounts, ClassHead, ScorerHead
 from manyclass.samplers import (
+    Automatic,
     Bernoulli,
     Budget,
     Clustered,
+    Costs,
     Exhaustive,
     Importance,
     InBatch,
@@ -37,14 +39,15 @@ INNER = {
     "clustered": lambda: Clustered(counts(), K, group_size=4, every=4),
     "tailored": lambda: Tailored(counts(), K, group_size=4, rank=3, every=4),
     "in batch": lambda: InBatch(counts(), K),
-    "budget": lambda: Budget(Learned(counts(), K, every=4, order="cluster"), 0.1, every=3, least=8),
+    "budget": lambda: Budget(Learned(counts(), K, every=4, order="cluster"), 0.1, every=1, least=8),
+    "automatic": lambda: Automatic(counts(), 0.05, least=K, every=1, costs=Costs(10.0, 1.0, 2.0, 0.01)),
 }
 WRAPPERS = {
     "batch explicit": lambda inner: WithExplicit(inner, "batch"),
     "set explicit": lambda inner: WithExplicit(inner, FIXED),
     "both explicit": lambda inner: WithExplicit(WithExplicit(inner, FIXED), "batch"),
 }
-FIXED_K = {"exhaustive", "clustered", "in batch", "budget"}
+FIXED_K = {"exhaustive", "clustered", "in batch", "budget", "automatic"}
 
 
 def head_and_batch(sampler):
@@ -158,13 +161,13 @@ def test_a_budget_of_a_composition_adjusts_k_or_is_refused(name, wrapper):
         ):
             Budget(wrapped, 0.1)
         return
-    head, hidden, target = head_and_batch(Budget(wrapped, 1e-3, every=2))
+    head, hidden, target = head_and_batch(Budget(wrapped, 1e-3, least=8, every=1))
     inner = innermost(head.sampler)
     before = inner.k
-    train(head, hidden, target, range(8))
-    assert head.sampler.k == inner.k > before
+    train(head, hidden, target, range(9))
+    assert head.sampler.k == inner.k == min(C, 2 * before)
     if isinstance(inner, Learned):
-        assert inner.schedule.steps == 8
+        assert inner.schedule.steps == 9
 
 
 @pytest.mark.parametrize("name", INNER)

@@ -41,6 +41,13 @@ def test_the_error_pools_the_last_eight_probes():
     assert (probe.number, probe.error, probe.pooled) == (10, None, 0)
 
 
+def test_the_pooled_error_of_huge_squares_is_finite():
+    probe = ErrorProbe(every=1)
+    for _ in range(8):
+        probe.record(1.6e308, interval=1)
+    assert probe.error == pytest.approx(math.sqrt(1.6e308))
+
+
 def test_it_warns_once_and_not_of_a_single_probe():
     probe = ErrorProbe(every=1)
     warned = []

@@ -7,7 +7,7 @@ import torch
 
 from manyclass import ClassCounts, ClassHead, diagnose
 from manyclass.objectives import Likelihood, LogisticRanking, LogSumExp
-from manyclass.samplers import Learned, Systematic
+from manyclass.samplers import Learned, Systematic, WithExplicit
 
 C, D, B = 60, 5, 32
 
@@ -41,9 +41,11 @@ def test_the_estimate_converges_to_the_mean_square_probability():
     torch.testing.assert_close(head.sampler.estimate.sqrt(), expected.sqrt(), rtol=0.25, atol=5e-3)
 
 
-@pytest.mark.parametrize(("steps", "included"), [(0, 0), (200, 0), (200, 3)])
-def test_draws_are_unbiased_before_and_after_learning(steps, included):
-    head, hidden, target = head_and_batch(Learned(torch.rand(C) + 0.1, 15, every=20))
+@pytest.mark.parametrize(
+    ("steps", "included", "group_size"), [(0, 0, None), (200, 0, None), (200, 3, None), (200, 3, 9)]
+)
+def test_draws_are_unbiased_before_and_after_learning(steps, included, group_size):
+    head, hidden, target = head_and_batch(Learned(torch.rand(C) + 0.1, 15, every=20, group_size=group_size))
     train(head, hidden, target, steps)
     g = torch.randn(C, dtype=torch.float64)
     include = torch.randint(-1, C, (B, included))
@@ -55,6 +57,51 @@ def test_draws_are_unbiased_before_and_after_learning(steps, included):
     found = torch.stack(found)
     error = (found.mean(0) - (g.sum() - g[target])).abs()
     assert (error <= 4.5 * found.std(0) / len(found) ** 0.5 + 1e-9).all()
+
+
+def test_groups_of_examples_have_draws_at_other_offsets_of_the_same_design():
+    sampler = Learned(torch.ones(C), 20, group_size=9)
+    candidates = sampler(torch.arange(B))
+    (block,) = candidates.blocks
+    assert block.ids.shape == (4, 20)
+    assert len({tuple(sorted(ids)) for ids in block.ids.tolist()}) > 1
+    assert torch.equal(candidates.ids()[:8], block.ids[:1].expand(8, -1))
+    assert torch.equal(candidates.ids()[8:16], block.ids[1:2].expand(8, -1))
+    torch.testing.assert_close(block.log_kappa.exp(), torch.full((4, 20), C / 20, dtype=torch.float64))
+
+
+def test_classes_that_are_certain_are_in_the_draw_of_each_group():
+    sampler = Learned(torch.tensor([1000.0, *[1.0] * (C - 1)]), 5, group_size=8)
+    (block,) = sampler(torch.arange(B)).blocks
+    assert (block.ids == 0).sum(1).tolist() == [1] * 4
+    assert (block.log_kappa[block.ids == 0] == 0).all()
+
+
+def test_with_groups_it_learns_from_the_first():
+    head, hidden, target = head_and_batch(Learned(torch.ones(C), 30, forget=0.02, every=20, group_size=8))
+    train(head, hidden, target, 1500)
+    expected = mean_square(head, hidden[:8], target[:8])
+    torch.testing.assert_close(head.sampler.estimate.sqrt(), expected.sqrt(), rtol=0.25, atol=0.01)
+
+
+@pytest.mark.parametrize("explicit", ["batch", torch.tensor([0, 4, 7])], ids=["batch", "set"])
+def test_with_groups_and_an_explicit_set_it_learns_the_same_classes(explicit):
+    """The set and the draws of the groups are two blocks of one step."""
+    head, hidden, _ = head_and_batch(WithExplicit(Learned(torch.ones(C), 20, group_size=8), explicit))
+    target, inner = torch.arange(B), head.sampler.sampler
+    before = inner.estimate.clone()
+    candidates = head.sampler(target, exclude=target.unsqueeze(1), generator=torch.Generator().manual_seed(1))
+    assert [block.ids.shape[0] for block in candidates.blocks] == [1, 4]
+    train(head, hidden, target, 1)
+    drawn = candidates.blocks[1].ids[0]
+    learned = set(drawn.tolist()) - set(target.tolist() if explicit == "batch" else explicit.tolist())
+    assert set((inner.estimate != before).nonzero().squeeze(1).tolist()) == learned
+    target_score, scores = head.candidate_scores(hidden, target, candidates)
+    log_z = target_score + head.objective(target_score, scores, candidates)
+    square = (scores - log_z.unsqueeze(1)).exp().detach().square()[:8, -20:].mean(0)
+    # One step moves the estimate by the share forget / π towards the mean square of u/Z̃.
+    moved = before[drawn] + 0.005 * candidates.blocks[1].log_kappa[0].exp() * (square - before[drawn])
+    torch.testing.assert_close(inner.estimate[drawn], moved)
 
 
 def test_the_error_is_below_that_of_systematic_sampling():
@@ -134,6 +181,7 @@ def test_a_resized_head_keeps_its_estimates():
         (lambda: Learned(torch.ones(5), 3, forget=0.0), r"`forget` must be finite and above 0, got 0.0"),
         (lambda: Learned(torch.ones(5), 3, mix=-1.0), r"`mix` must be finite and above 0, got -1.0"),
         (lambda: Learned(torch.ones(5), 3, every=0), r"`every` must be at least 1, got 0"),
+        (lambda: Learned(torch.ones(5), 3, group_size=0), r"`group_size` must be at least 1, got 0"),
     ],
 )
 def test_bad_arguments_are_named(make, message):

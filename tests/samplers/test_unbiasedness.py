@@ -102,9 +102,8 @@ def test_nested_explicit_sets_are_unbiased(group_size):
     torch.testing.assert_close(expectation(WithExplicit(inner, "batch"), left, g), exact_sums(g), rtol=1e-9, atol=1e-9)
 
 
-# A set alone is biased, InBatch is unbiased only over random batches, and Learned has no `group_size`: the last two are
-# tested in separate files.
-TESTED_ELSEWHERE = ("set alone", "in batch", "learned")
+# A set alone is biased, and InBatch, unbiased only over random batches, is tested in a separate file.
+TESTED_ELSEWHERE = ("set alone", "in batch")
 
 
 @pytest.mark.parametrize("include", [None, torch.tensor([[2, 2, -1], [0, 4, 5], [1, 2, 5]] * 2)], ids=["", "include"])

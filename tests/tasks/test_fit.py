@@ -12,6 +12,7 @@ import torch
 
 from manyclass import tasks
 from manyclass.errors import UserError
+from manyclass.samplers import Automatic, Budget
 from manyclass.tasks.fit import SPOOL_FOLDER, SPOOL_SIGNATURE, SPOOL_TAG
 from manyclass.tasks.optimizers import make_optimizers, make_schedulers
 from tests.tasks import problems
@@ -239,9 +240,20 @@ def test_a_run_of_seconds_has_no_epochs(tmp_path):
 
 def test_k_may_follow_from_an_error(tmp_path, monkeypatch):
     monkeypatch.setattr("manyclass.defaults.K", 8)
-    settings = replace(SETTINGS["features"], epochs=1, k="auto", rmse_log_z=0.2)
-    model = fit("features", tmp_path, settings=settings)[0].model
-    assert type(model.head.sampler).__name__ == "Budget"
+    for i, (options, expected) in enumerate(
+        [
+            ({"k": None}, (Automatic, 0.15)),
+            ({"k": "auto"}, (Automatic, 0.15)),
+            ({"k": None, "rmse_log_z": 0.2}, (Automatic, 0.2)),
+            ({"k": "auto", "rmse_log_z": 0.2}, (Automatic, 0.2)),
+            ({"k": "auto", "sampler": "learned"}, (Budget, 0.15)),
+            ({"k": "auto", "sampler": "learned", "rmse_log_z": 0.2}, (Budget, 0.2)),
+        ]
+    ):
+        (tmp_path / str(i)).mkdir()
+        settings = replace(SETTINGS["features"], epochs=1, **options)
+        sampler = fit("features", tmp_path / str(i), settings=settings)[0].model.head.sampler
+        assert (type(sampler), sampler.rmse_log_z) == expected
 
 
 def test_patience_ends_a_training_that_gets_no_better(tmp_path):

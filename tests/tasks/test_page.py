@@ -1,5 +1,7 @@
 """The content of the report of a training."""
 
+from dataclasses import replace
+
 import pytest
 
 from manyclass import tasks
@@ -81,14 +83,32 @@ def test_the_time_by_phase_is_complete(trained):
 
 
 def test_the_error_is_that_of_the_probes_where_there_were_any(trained, tmp_path):
-    _, page = report(trained, "features")
-    assert section(page, "Error of the approximation") == ["No probe was taken; the sampler is Learned."]
-    done, _ = fit("features", tmp_path, options=tasks.RunOptions(probe_every=10))
+    done, _ = fit("features", tmp_path, options=tasks.RunOptions(probe_every=0))
     page = tasks.report_of(done.model, done.history, done.measured, done.summary)
-    (figure,) = section(page, "Error of the approximation")
+    assert section(page, "Error of the approximation") == ["No probe was recorded; the sampler is Learned."]
+    done, page = report(trained, "features")
+    summary, figure = section(page, "Error of the approximation")
+    assert summary == tasks.error_summary(done.history)
     probed = [record for record in done.history.records if record.rmse_log_z is not None]
-    assert list(figure.panels[0].curves[0].y) == [record.rmse_log_z for record in probed]
+    error, threshold = figure.panels[0].curves
+    assert list(error.y) == [record.rmse_log_z for record in probed]
     assert len(probed) >= 4
+    assert threshold.label == "too high above 0.2"
+    assert list(threshold.x) == list(error.x)
+    assert set(threshold.y) == {0.2}
+
+
+def test_decisions_are_listed_in_order(trained):
+    done = trained("features")[0]
+    lines = ["step 4: too much; from now on all classes", "step 9: little; from now on the shared design, k = 8"]
+    records = [replace(done.history.records[i], decision=line) for i, line in enumerate(lines)]
+    history = replace(done.history, records=(*records, *done.history.records[2:]))
+    page = tasks.report_of(done.model, history, done.measured, done.summary)
+    assert section(page, "Error of the approximation")[2:] == lines
+    # A training decides even if no probe is recorded.
+    history = replace(history, records=tuple(replace(record, rmse_log_z=None) for record in history.records))
+    page = tasks.report_of(done.model, history, done.measured, done.summary)
+    assert section(page, "Error of the approximation")[1:] == lines
 
 
 def test_notes_list_settings_and_limits(trained):

@@ -9,13 +9,13 @@ from manyclass import storage, tasks
 from manyclass.errors import UserError
 from tests.tasks.problems import Interrupts, fit
 
-OPTIONS = tasks.RunOptions(probe_every=0, checkpoint_every=1000)
+OPTIONS = tasks.RunOptions(checkpoint_every=1000)
 
 
 @pytest.fixture(scope="module")
 def stopped(tmp_path_factory):
     """Return the folder of an interrupted training, and its newest checkpoint."""
-    options = tasks.RunOptions(probe_every=0, checkpoint_every=1000, callbacks=[Interrupts(5)])
+    options = tasks.RunOptions(checkpoint_every=1000, callbacks=[Interrupts(5)])
     _, out = fit("text", tmp_path_factory.mktemp("stopped"), options=options)
     return out, storage.load(out / "newest.safetensors", content_type="checkpoint")
 
@@ -28,6 +28,11 @@ CHANGES = {
     "position": (lambda s: s["training"]["progress"].update(position=10**6), "beyond the end of an epoch"),
     "step": (lambda s: s["training"]["progress"].update(step="5"), r"its training\['progress'\]\['step'\]"),
     "records": (lambda s: s["training"].update(records=[{"step": 1}]), "its records are damaged"),
+    "decision": (lambda s: s["training"]["records"][0].update(decision=5), "its records are damaged"),
+    "probe": (lambda s: s["training"].update(probe=[1.0]), "`state` must hold 12 numbers, got 1"),
+    "probe's past": (lambda s: s["training"]["probe"].__setitem__(0, 1e9), "`state` must hold steps from 0 to 2⁵³"),
+    "probe's types": (lambda s: s["training"].update(probe=["1"] * 12), "its probes are damaged"),
+    "no probes": (lambda s: s["training"].pop("probe"), "it does not describe a training"),
     "best": (lambda s: s["training"]["best"].update(waited=-1), "its best evaluation is damaged"),
     "spent": (lambda s: s["training"]["spent"].update(update="long"), "time by phase is damaged"),
     "random": (lambda s: s["training"].update(rng_now=[torch.zeros(5056).byte()]), "mt19937"),

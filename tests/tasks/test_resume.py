@@ -23,6 +23,14 @@ OPTIONS = tasks.RunOptions(probe_every=7, checkpoint_every=1000)
 SHORT = {kind: replace(SETTINGS[kind], epochs=3) for kind in KINDS}
 
 
+@pytest.fixture
+def fixed_costs(monkeypatch):
+    """Let the default decide among a few classes, by costs that are not measured."""
+    monkeypatch.setattr("manyclass.defaults.K", 8)
+    monkeypatch.setattr("manyclass.heads._learning.step_seconds", lambda *arguments: 0.1)
+    monkeypatch.setattr("manyclass.heads._learning.exact_seconds", lambda *arguments: (None, 1.0))
+
+
 def stopped(kind, folder, step=5, **options):
     """Interrupt a training after a step, and return its folder."""
     run = replace(OPTIONS, callbacks=[Interrupts(step)])
@@ -97,8 +105,7 @@ def storage_equal(one, other):
     ],
     ids=str,
 )
-def test_an_interrupted_training_of_other_settings_goes_on_bit_for_bit(tmp_path, monkeypatch, options):
-    monkeypatch.setattr("manyclass.defaults.K", 8)
+def test_an_interrupted_training_of_other_settings_goes_on_bit_for_bit(tmp_path, fixed_costs, options):
     for name in ("one", "other"):
         (tmp_path / name).mkdir()
     settings = replace(SHORT["features"], **options)
@@ -106,6 +113,23 @@ def test_an_interrupted_training_of_other_settings_goes_on_bit_for_bit(tmp_path,
     done = tasks.resume(stopped("features", tmp_path / "other", step=20, settings=settings), options=OPTIONS)
     assert same_state(done.model, whole.model)
     assert asdict(done.measured) == asdict(whole.measured)
+
+
+@pytest.mark.parametrize("probe_every", [None, 0, 7])
+@pytest.mark.parametrize("step", [20, 32, 40])
+def test_a_resumed_training_takes_the_same_decisions(tmp_path, fixed_costs, step, probe_every):
+    settings = replace(SHORT["features"], k=None, rmse_log_z=0.005)
+    options = replace(OPTIONS, probe_every=probe_every)
+    for name in ("one", "other"):
+        (tmp_path / name).mkdir()
+    whole, whole_out = fit("features", tmp_path / "one", settings=settings, options=options)
+    run = replace(options, callbacks=[Interrupts(step)])
+    out = stopped("features", tmp_path / "other", step=step, settings=settings, options=run)
+    done = tasks.resume(out, options=options)
+    assert same_state(done.model, whole.model)
+    decisions = [record.decision for record in whole.history.records if record.decision is not None]
+    assert [line.split(":")[0] for line in decisions] == ["step 32"]
+    assert timeless(out) == timeless(whole_out)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -83,8 +83,11 @@ def test_a_limit_in_seconds_replaces_the_default_epochs():
         ({"k": 0}, "`k` must be at least 1, got 0"),
         ({"seed": 2**63}, "`seed` must be at most 4294967295, got 9223372036854775808"),
         ({"learning_rate": 10**400}, "`learning_rate` must be finite and above 0, got 1000"),
-        ({"rmse_log_z": 0.1}, "`rmse_log_z` must come with `k` 'auto', got 0.1 with k = None"),
-        ({"rmse_log_z": 0.1, "k": 5}, "`rmse_log_z` must come with `k` 'auto', got 0.1 with k = 5"),
+        (
+            {"rmse_log_z": 0.1, "sampler": "learned"},
+            "`rmse_log_z` must come with `k` 'auto' if a `sampler` is given, got 0.1 with sampler = 'learned'",
+        ),
+        ({"rmse_log_z": 0.1, "k": 5}, "`rmse_log_z` must come without `k`, or with `k` 'auto', got 0.1 with k = 5"),
         ({"optimizer": "lion"}, "`optimizer` must be .*, got 'lion'"),
         ({"sampler": "magic"}, "`sampler` must be .*, got 'magic'"),
         ({"objective": "magic"}, "`objective` must be .*, got 'magic'"),

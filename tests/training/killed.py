@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from manyclass import ClassCounts, ClassHead, storage
 from manyclass.optim import RowAdagrad
-from manyclass.training import Checkpoints, HeldOut, Probe, Training
+from manyclass.training import Checkpoints, HeldOut, Training
 from tests.storage.trees import difference
 
 C, D, B = 1500, 8, 16
@@ -52,7 +52,7 @@ class Setting:
             schedulers=self.scheduler,
             steps=steps,
             held_out=HeldOut([(inputs[:40], target[:40])], every=7, patience=patience, restore_best=restore_best),
-            probe=Probe(every=9, draws=2, examples=4),
+            probe_every=9,
             report_every=5,
             callbacks=[*callbacks, self.checkpoints],
             seed=3,

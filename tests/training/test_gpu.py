@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from manyclass.training import Callback, HeldOut, Probe, Training
+from manyclass.training import Callback, HeldOut, Training
 from tests.test_gpu import no_sync
 from tests.training.problems import Recorder, batches, model, parameters
 
@@ -40,7 +40,7 @@ def test_no_step_waits_for_the_device():
 
 
 def test_resumed_is_uninterrupted():
-    options = {"epochs": 2, "probe": Probe(every=5), "held_out": HeldOut(batches(2), every=3)}
+    options = {"epochs": 2, "probe_every": 5, "held_out": HeldOut(batches(2), every=3)}
     whole, left, resumed = setting(**options), setting([Recorder(interrupt_after=7)], **options), setting(**options)
     for one in (whole, left):
         # `model` seeds, but each run starts from the global RNG state that the last one left.

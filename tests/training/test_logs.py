@@ -6,10 +6,10 @@ import io
 import pytest
 
 from manyclass.errors import NotSavedWarning
-from manyclass.training import CSVLog, HeldOut, History, Probe, Progress, ProgressLine, Record
+from manyclass.training import CSVLog, HeldOut, History, Progress, ProgressLine, Record
 from tests.training.problems import batches, trained
 
-COLUMNS = ["step", "epoch", "examples", "seconds", "loss", "held_out_loss", "rmse_log_z"]
+COLUMNS = ["step", "epoch", "examples", "seconds", "loss", "held_out_loss", "rmse_log_z", "decision"]
 
 
 def rows(path):
@@ -32,7 +32,7 @@ def test_the_log_has_a_row_for_each_record(tmp_path):
         epochs=2,
         report_every=3,
         held_out=held_out,
-        probe=Probe(every=6),
+        probe_every=6,
         callbacks=[CSVLog(path, metrics=("zero", "other"))],
     )[2].records
     written = rows(path)
@@ -131,7 +131,7 @@ def test_a_file_gets_plain_lines():
     assert file.getvalue().splitlines() == [
         "step 1,000  epoch 0  200 examples/s  loss 2.5000  1:15 left",
         "step 1,100  epoch 0  200 examples/s  loss 2.5000  held-out loss 2.2500  accuracy 0.125  1:06:40 left",
-        "step 1,200  epoch 0  200 examples/s  loss 2.5000  held-out loss 2.2500  rmse log Z 0.0625",
+        "step 1,200  epoch 0  200 examples/s  loss 2.5000  held-out loss 2.2500  error of log Z 0.062",
         "stopped (interrupted) after 1,200 steps, best at step 1,100: held-out loss 2.2500",
     ]
 
@@ -150,6 +150,42 @@ def test_a_terminal_gets_one_line_in_place(monkeypatch):
     assert first.endswith("1:15 left\x1b[K")
     assert second.endswith("1:06:40 left\x1b[K\n")
     assert third.split("\x1b[K")[1].startswith("\nstopped")
+
+
+DECISION = "step 1,100: the error of log Z̃ is 0.6, and more; from now on all classes"
+
+
+def test_a_decision_has_a_line_of_its_own_in_a_file():
+    file = io.StringIO()
+    line = ProgressLine(file=file, every=1000)
+    line.on_record(None, record(1000))
+    line.on_record(None, record(1100, decision=DECISION))
+    assert file.getvalue() == f"{DECISION}\n"
+    line.on_record(None, record(1100, held_out_loss=2.25, decision=DECISION))
+    assert file.getvalue().splitlines()[1] == DECISION
+    assert file.getvalue().splitlines()[2].startswith("step 1,100  epoch 0")
+
+
+def test_a_decision_has_a_line_of_its_own_on_a_terminal(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "30")
+    file = Terminal()
+    line = ProgressLine(file=file)
+    line.on_record(None, record(1000))
+    line.on_record(None, record(1100, decision=DECISION))
+    first, second, third = file.getvalue().split("\r")[1:]
+    # It takes the place of the progress line, which follows below it, and is never cut.
+    assert first.startswith("step 1,000")
+    assert second == f"\x1b[K{DECISION}\n"
+    assert third.startswith("step 1,100")
+
+
+def test_a_decision_is_a_column_of_the_log(tmp_path):
+    path = tmp_path / "log.csv"
+    log = CSVLog(path)
+    for step, decision in ((1000, None), (1100, DECISION)):
+        log.on_record(None, record(step, decision=decision))
+    log.on_end(None, history(stopped="steps"))
+    assert [row["decision"] for row in rows(path)] == ["", DECISION]
 
 
 def test_a_line_never_wraps(monkeypatch):

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch.optim.lr_scheduler import LambdaLR
 
-from manyclass import ClassHead, HierarchicalHead, ScorerHead, diagnose
+from manyclass import ClassHead, HierarchicalHead, ScorerHead
 from manyclass.optim import RowAdagrad
 from manyclass.samplers import Exhaustive, Importance
-from manyclass.training import Callback, DivergedError, HeldOut, Probe, Training, evaluate
+from manyclass.training import Callback, DivergedError, HeldOut, Training, evaluate
 from tests.training.problems import B, C, D, Recorder, assert_same, batches, model, parameters, trained
 
 
@@ -47,13 +47,7 @@ def test_the_same_seed_gives_the_same_run():
 
 
 def test_a_probe_changes_nothing_and_measures_the_error():
-    encoder, head = model()
-    (inputs, target), *_ = batches(1)
-    probe = Probe(every=1, examples=B, draws=4)
-    measured = probe.rmse_log_z(head, encoder(inputs), target, seed=5)
-    expected = diagnose(head, encoder(inputs), target, draws=4, generator=torch.Generator().manual_seed(5))
-    assert measured == expected.rmse_log_z
-    plain, probed = trained(epochs=2), trained(epochs=2, probe=Probe(every=3))
+    plain, probed = trained(epochs=2, probe_every=0), trained(epochs=2, probe_every=3)
     assert_same(plain[:2], probed[:2])
     found = {record.step: record.rmse_log_z for record in probed[2].records if record.rmse_log_z is not None}
     assert list(found) == [3, 6, 9, 12, 15]
@@ -61,10 +55,12 @@ def test_a_probe_changes_nothing_and_measures_the_error():
 
 
 def test_a_probe_of_sequences_leaves_ignored_targets_out():
-    _, head = model()
     hidden, target = torch.randn(2, 3, D), torch.tensor([[1, -100, 2], [-100, 3, 4]])
-    assert Probe(examples=3).rmse_log_z(head, hidden, target, seed=0) > 0
-    assert Probe().rmse_log_z(head, hidden, torch.full((2, 3), -100), seed=0) is None
+    for given, found in ((target, [True]), (torch.full((2, 3), -100), [False])):
+        _, head = model()
+        optimizer = torch.optim.SGD(head.parameters(), lr=0.1)
+        records = Training(head, [(hidden, given)], optimizer, steps=1, probe_every=1).run().records
+        assert [record.rmse_log_z is not None for record in records] == found
 
 
 def test_a_training_stops_at_the_first_limit():
@@ -152,7 +148,7 @@ def test_the_loss_is_smoothed():
 
     head = Head(D, C)
     optimizer = torch.optim.SGD(head.parameters(), lr=0.1)
-    history = Training(head, batches(), optimizer, steps=80, report_every=10).run()
+    history = Training(head, batches(), optimizer, steps=80, report_every=10, probe_every=0).run()
     assert history.records[3].loss == pytest.approx(math.fsum(seen[:40]) / 40)
     expected = math.fsum(seen[:50]) / 50
     for loss in seen[50:]:
@@ -255,16 +251,16 @@ def test_other_heads_train_too():
         def forward(self, hidden, ids):
             return hidden @ self.items(ids).transpose(1, 2)
 
-    for head, probe in [
-        (ScorerHead(Dot(), Importance(torch.ones(C), 9)), Probe(every=4)),
+    for head, every in [
+        (ScorerHead(Dot(), Importance(torch.ones(C), 9)), 4),
         (HierarchicalHead(D, C), None),
     ]:
         optimizer = torch.optim.Adagrad(head.parameters(), lr=0.2)
         held_out = HeldOut(batches())
-        history = Training(head, batches(), optimizer, epochs=3, held_out=held_out, probe=probe).run()
+        history = Training(head, batches(), optimizer, epochs=3, held_out=held_out, probe_every=every).run()
         losses = [record.held_out_loss for record in history.records if record.held_out_loss is not None]
         assert losses[-1] < losses[0]
-        assert [record.rmse_log_z is not None for record in history.records].count(True) == (6 if probe else 0)
+        assert [record.rmse_log_z is not None for record in history.records].count(True) == (6 if every else 0)
 
 
 def test_a_loss_that_is_not_finite_is_an_error():
@@ -310,6 +306,7 @@ REFUSED = {
     "steps not whole": ({"steps": 1.5}, TypeError, "`steps` must be an int, got 1.5"),
     "no seconds": ({"seconds": 0}, ValueError, "`seconds` must be finite and above 0, got 0"),
     "report": ({"steps": 1, "report_every": 0}, ValueError, "`report_every` must be at least 1, got 0"),
+    "probes": ({"steps": 1, "probe_every": -1}, ValueError, "`probe_every` must be at least 0, got -1"),
     "clip": ({"steps": 1, "clip": 0.0}, ValueError, "`clip` must be finite and above 0, got 0.0"),
     "seed": ({"steps": 1, "seed": -1}, ValueError, "`seed` must be at least 0, got -1"),
     "an iterator": (
@@ -337,9 +334,9 @@ REFUSED = {
     ),
     "no optimiser": ({"steps": 1, "optimizers": []}, ValueError, "`optimizers` must hold an optimiser, got none"),
     "probe without draws": (
-        {"steps": 1, "head": HierarchicalHead(D, C), "probe": Probe()},
+        {"steps": 1, "head": HierarchicalHead(D, C), "probe_every": 5},
         ValueError,
-        "`probe` must be None for HierarchicalHead, which has no sampler",
+        "`probe_every` must be None or 0 for HierarchicalHead, which has no sampler, got 5",
     ),
 }
 
@@ -362,10 +359,9 @@ def test_optimisers_must_fit():
         Training(head, batches(), one, schedulers=plateau, steps=1)
 
 
-@pytest.mark.parametrize("make", [lambda: Probe(every=0), lambda: Probe(draws=0), lambda: HeldOut([], patience=0)])
-def test_intervals_are_at_least_1(make):
-    with pytest.raises(ValueError, match="must be at least 1, got 0"):
-        make()
+def test_patience_is_at_least_1():
+    with pytest.raises(ValueError, match="`patience` must be at least 1, got 0"):
+        HeldOut([], patience=0)
 
 
 def test_a_loss_that_is_not_finite_raises_diverged_error():

@@ -1,20 +1,26 @@
-"""A probe measures the error of log Z̃ and changes nothing: a training does not depend on how often it is probed."""
+"""A probe measures the error of log Z̃ and changes nothing: a training does not depend on which probes it records."""
 
 import copy
+from warnings import catch_warnings, simplefilter
 
 import pytest
 import torch
 
 from manyclass import ClassCounts, ClassHead, diagnose
+from manyclass.errors import InaccurateWarning
 from manyclass.optim import RowAdagrad
-from manyclass.samplers import Budget, Clustered, Learned, Systematic, Tailored
-from manyclass.training import Probe, Training
+from manyclass.samplers import Automatic, Budget, Clustered, Costs, Learned, Systematic, Tailored
+from manyclass.training import Training
+from tests.training.problems import Recorder
 
-C, D, B, K, STEPS = 400, 8, 32, 40, 60
+C, D, B, K, STEPS = 2100, 8, 32, 40, 60
+# With the costs given, decisions depend on the errors alone.
+COSTS = Costs(exact=1.0, shared=0.1, tailored=0.2, per_class=1e-4)
 
 SAMPLERS = {
-    "default": lambda counts: None,
-    "default with k=auto": lambda counts: Budget(Learned(counts, K, order="cluster"), 0.1, every=7),
+    "pinned": lambda counts: None,
+    "default, which decides": lambda counts: Automatic(counts, costs=COSTS),
+    "default with k=auto": lambda counts: Budget(Learned(counts, K, order="cluster"), 0.05, least=K, every=7),
     "systematic": lambda counts: Systematic(counts, K, order="cluster"),
     "learned": lambda counts: Learned(counts, K, every=8, order="frequency"),
     "clustered": lambda counts: Clustered(counts, K, group_size=8, every=8),
@@ -26,7 +32,11 @@ def make_head(name):
     torch.manual_seed(0)
     counts = ClassCounts(1 / torch.arange(1, C + 1, dtype=torch.float64))
     sampler = SAMPLERS[name](counts)
-    return ClassHead(D, C, counts=counts, sampler=sampler, k=K if sampler is None else None, sparse=True)
+    head = ClassHead(D, C, counts=counts, sampler=sampler, k=K if sampler is None else None, sparse=True)
+    if isinstance(sampler, Automatic):
+        # Distributions so sharp that 1,024 classes drawn by counts are not enough.
+        torch.nn.init.normal_(head.weight, std=4.0)
+    return head
 
 
 def batches():
@@ -34,16 +44,90 @@ def batches():
     return [(torch.randn(B, D, generator=generator), torch.randint(C, (B,), generator=generator)) for _ in range(STEPS)]
 
 
+def make_training(name, **options):
+    head = make_head(name)
+    optimizer = RowAdagrad(head.parameters(), 0.1)
+    return head, optimizer, Training(head, batches(), optimizer, steps=STEPS, **options)
+
+
+def probed(history):
+    return [record.step for record in history.records if record.rmse_log_z is not None]
+
+
+def decided(history):
+    return [(record.step, record.decision) for record in history.records if record.decision is not None]
+
+
 @pytest.mark.parametrize("name", SAMPLERS)
 def test_a_training_does_not_depend_on_its_probes(name):
-    states = []
-    for every in (None, 1, 7):
-        head = make_head(name)
-        probe = None if every is None else Probe(every=every)
-        Training(head, batches(), RowAdagrad(head.parameters(), 0.1), steps=STEPS, probe=probe).run()
+    states, decisions = [], []
+    for every in (None, 0, 1, 7):
+        head, _, training = make_training(name, probe_every=every)
+        decisions.append(decided(training.run()))
         states.append({key: value.clone() for key, value in head.state_dict().items()})
     for state in states[1:]:
         assert all(torch.equal(state[key], value) for key, value in states[0].items())
+    assert len(decisions[0]) == (name in ("default, which decides", "default with k=auto"))
+    assert all(other == decisions[0] for other in decisions[1:])
+
+
+def test_the_records_hold_the_probes_of_the_head_separate_ones_or_none():
+    found = {}
+    for every in (None, 0, 25):
+        head, _, training = make_training("pinned", probe_every=every)
+        history = training.run()
+        found[every] = probed(history)
+        assert head.extra_probes == []
+        if every is None:
+            assert history.records[-1].step == STEPS
+            assert [r.rmse_log_z for r in history.records if r.rmse_log_z is not None][-1] == head.probe.error
+    # The head doubles the intervals, from the first steps on.
+    assert found == {None: [4, 8, 16, 32], 0: [], 25: [25, 50]}
+
+
+def test_a_decision_is_recorded_in_its_step():
+    head, _, training = make_training("default, which decides")
+    history = training.run()
+    # Four probes are enough for an error that is far too high.
+    assert decided(history) == [(32, head.sampler.decisions[0])]
+    assert history.records[-1].step == STEPS
+    assert head.sampler.design == "tailored"
+    assert "all classes (1,000 ms)" in head.sampler.decisions[0]
+
+
+@pytest.mark.parametrize(("name", "warnings"), [("default, which decides", 0), ("pinned", 1)])
+def test_an_error_that_the_default_mends_is_not_warned_about(name, warnings):
+    head, _, training = make_training(name)
+    torch.nn.init.normal_(head.weight, std=4.0)
+    with catch_warnings(record=True) as caught:
+        simplefilter("always")
+        history = training.run()
+    assert max(record.rmse_log_z or 0.0 for record in history.records) > 0.5
+    assert [warning.category for warning in caught] == [InaccurateWarning] * warnings
+
+
+def test_a_second_training_does_not_record_what_the_first_one_found():
+    head, optimizer, training = make_training("default, which decides")
+    training.run()
+    history = Training(head, batches(), optimizer, steps=3, report_every=1).run()
+    assert (probed(history), decided(history)) == ([], [])
+
+
+@pytest.mark.parametrize("every", [None, 0, 7])
+@pytest.mark.parametrize("after", [9, 31, 32, 33])
+def test_a_resumed_training_takes_the_same_decisions(every, after):
+    whole, _, training = make_training("default, which decides", probe_every=every)
+    expected = training.run()
+    left = make_training("default, which decides", probe_every=every, callbacks=[Recorder(interrupt_after=after)])
+    assert left[-1].run().stopped == "interrupted"
+    resumed = make_training("default, which decides", probe_every=every)
+    for part, source in zip(resumed, left, strict=True):
+        part.load_state_dict(source.state_dict())
+    history = resumed[-1].run()
+    assert decided(history) == decided(expected) != []
+    errors = [[(r.step, r.loss, r.rmse_log_z) for r in found.records] for found in (history, expected)]
+    assert errors[0] == errors[1]
+    assert all(torch.equal(value, whole.state_dict()[key]) for key, value in resumed[0].state_dict().items())
 
 
 @pytest.mark.parametrize("name", SAMPLERS)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from manyclass.training import Callback, HeldOut, Probe, Progress, Training
+from manyclass.training import Callback, HeldOut, Progress, Training
 from tests.training.problems import batches, model, parameters, trained
 
 
@@ -24,9 +24,9 @@ def test_time_is_reported_by_phase(clock):
 
     held_out = HeldOut(batches(1), metrics={"slow": slow})
     started = clock()
-    spent = trained(Waits(), epochs=2, held_out=held_out, probe=Probe(every=2), callbacks=[Slow()])[2].spent
+    spent = trained(Waits(), epochs=2, held_out=held_out, probe_every=2, callbacks=[Slow()])[2].spent
     whole = clock() - started
-    assert set(spent) == {"batches", "forward", "update", "evaluation", "probes", "callbacks"}
+    assert set(spent) == {"batches", "forward", "update", "evaluation", "callbacks"}
     assert spent["batches"] >= 8 * 0.01
     assert spent["evaluation"] >= 2 * 0.02
     assert spent["callbacks"] >= 8 * 0.004

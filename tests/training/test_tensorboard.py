@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from manyclass.training import HeldOut, Probe, TensorBoardLog
+from manyclass.training import HeldOut, TensorBoardLog
 from tests.training.problems import batches, trained
 from tests.training.test_logs import history, record
 
@@ -27,7 +27,7 @@ def scalars(folder):
 def test_scalars_are_read_back(tmp_path):
     held_out = HeldOut(batches(1), metrics={"half": lambda hidden, batch: 0 * batch.target + 0.5})
     log = TensorBoardLog(tmp_path / "board")
-    records = trained(epochs=2, report_every=3, held_out=held_out, probe=Probe(every=6), callbacks=[log])[2].records
+    records = trained(epochs=2, report_every=3, held_out=held_out, probe_every=6, callbacks=[log])[2].records
     found = scalars(tmp_path / "board")
     assert set(found) == {"loss/training", "loss/held_out", "error/rmse_log_z", "held_out/half"}
     for name, values in (

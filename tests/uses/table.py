@@ -10,7 +10,18 @@ from torch import nn
 from manyclass import ClassCounts, ClassHead, HierarchicalHead, ScorerHead
 from manyclass.heads._learning import _attach_current
 from manyclass.objectives import NoiseContrastive
-from manyclass.samplers import Budget, Clustered, Importance, Learned, Systematic, Tailored, WithExplicit
+from manyclass.samplers import (
+    Automatic,
+    Budget,
+    Clustered,
+    Costs,
+    Importance,
+    Learned,
+    Systematic,
+    Tailored,
+    WithExplicit,
+)
+from manyclass.samplers.error_probe import POOLED_PROBES
 from tests import tables
 
 C, D, B, K, EVERY = 100, 6, 8, 16, 3
@@ -32,6 +43,8 @@ REBUILT = {
     "tailored, rebuilt": lambda w: Tailored(w, K, group_size=4, rank=3, every=EVERY),
     "tailored, probing cells": lambda w: Tailored(w, K, group_size=4, probes=3, every=EVERY),
     "budget, rebuilt": lambda w: Budget(Learned(w, K, every=EVERY, order="cluster"), 0.1, every=2, least=8),
+    # It takes up another design within the steps of most tests. With given costs decisions follow from the seed.
+    "automatic, deciding": lambda w: Automatic(w, 0.038, least=8, every=1, costs=Costs(10.0, 1.0, 2.0, 0.01)),
     "learned and minibatch explicit": lambda w: WithExplicit(Learned(w, K, every=EVERY), "batch"),
     "learned and set explicit": lambda w: WithExplicit(Learned(w, K, every=EVERY, order="cluster"), FIXED),
 }
@@ -126,7 +139,7 @@ def head_of(cell, *, seed=0, sampler=None):
 
 def reads_vectors(cell):
     """Return True if draws depend on the present class vectors, not only on the state of the sampler."""
-    return cell[0] == "class" and "tailored" in cell[1]
+    return cell[0] == "class" and ("tailored" in cell[1] or "automatic" in cell[1])
 
 
 def draw(head, seed=0):
@@ -194,6 +207,14 @@ def differing(ours, theirs):
     """Return the names of the entries in which two states differ."""
     names = ours.keys() | theirs.keys()
     return {n for n in names if n not in ours or n not in theirs or not torch.equal(ours[n], theirs[n])}
+
+
+def same_progress(ours, theirs):
+    """Return True if two entries of progress agree, those of deciding samplers in all but the errors of probes."""
+    if ours.dtype == torch.float64:
+        # The last places hold mean squares, and -1 where there is none yet.
+        ours, theirs = (torch.cat([x[:-POOLED_PROBES], (x[-POOLED_PROBES:] >= 0).double()]) for x in (ours, theirs))
+    return torch.equal(ours, theirs)
 
 
 def follows(head, twin, steps=range(EVERY, EVERY + STEPS)):

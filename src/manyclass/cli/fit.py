@@ -41,7 +41,12 @@ def _parse_widths(text: str) -> tuple[int, ...]:
 
 
 _setting = functools.partial(kept_option, "settings")
-_SAMPLER_HELP = f"How to choose the classes a step scores: {', '.join(SAMPLERS)}."
+_SAMPLER_HELP = (
+    f"How to choose the classes a step scores: {', '.join(SAMPLERS)}; default: the cheapest way whose error of log Z̃ "
+    "is small, chosen in training."
+)
+_K_HELP = "Classes drawn per step; auto: as many as --rmse-log-z takes. Default: auto, or 1024 with --sampler."
+_ERROR_HELP = "The error of log Z̃ to keep below, in nats, where k is not a number; default: 0.15."
 _OBJECTIVE_HELP = f"Objective to maximise: {', '.join(OBJECTIVES)}."
 _HIDDEN_HELP = "Features: widths of the hidden layers, as in 512,128; default: none, a linear model."
 _SETTINGS = (
@@ -59,8 +64,8 @@ _SETTINGS = (
     _setting("--clip", type=float, help="Clip the gradient norm at this value."),
     _setting("--sampler", type=click.Choice([*SAMPLERS]), metavar="NAME", help=_SAMPLER_HELP),
     _setting("--objective", type=click.Choice([*OBJECTIVES]), metavar="NAME", help=_OBJECTIVE_HELP),
-    _setting("--k", parse=_parse_k, help="Classes drawn per step, or auto: as many as --rmse-log-z takes."),
-    _setting("--rmse-log-z", type=float, help="With --k auto, the error of log Z̃ to keep to; default: 0.1."),
+    _setting("--k", parse=_parse_k, help=_K_HELP),
+    _setting("--rmse-log-z", type=float, help=_ERROR_HELP),
     _setting("--dim", type=int, help="Dimension of the class vectors; not for features."),
     _setting("--hidden hidden_layers", parse=_parse_widths, help=_HIDDEN_HELP),
     _setting("--rank", type=int, help="Features: project them linearly to this many dimensions."),

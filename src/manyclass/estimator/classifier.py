@@ -42,7 +42,8 @@ class ManyClassClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             All classes are scored if there are at most `k`.
         objective: to maximise, a name in `manyclass.registry.OBJECTIVES` ("negative_sampling", …) or an object. None:
             the likelihood. Objectives of discrimination and ranking do not give calibrated probabilities.
-        k: classes drawn per step; None: 1024; "auto": as many as keep the error of log Z̃ at 0.1.
+        k: classes drawn per step; "auto": as many as keep the error of log Z̃ below 0.15. None: "auto", or 1024 with
+            a `sampler`.
         optimizer: "adagrad", "adam" or "sgd"; updates only the rows that a step touched.
         learning_rate: None: the default of the optimiser, which fits columns of unit variance or rows of unit length.
         batch_size: examples per step.

@@ -36,7 +36,7 @@ class LearningHead(ProbedHead, Protocol):
 
     @property
     def own_probe(self) -> ErrorProbe:
-        """The probe of the error of log Z̃, unless the sampler decides by one of its own."""
+        """The probe of the error of log Z̃, unless the sampler has one that it decides by."""
         ...
 
     @property
@@ -120,7 +120,7 @@ def observe(
         examples: its batch.
         candidates: its draw.
         loss: its losses [B], without gradients.
-        probability: returns [K], see `Observation`.
+        probability: returns [ΣK], see `Observation`.
     """
     if not torch.compiler.is_compiling():
         if not _ranks.accumulates():

@@ -25,6 +25,7 @@ T = TypeVar("T")
 MAX_TIMED_ROWS = 1 << 17
 UPDATE_PASSES = 2  # of two reads and one write: gradient, state and weight are read, the last two are written
 TIMED_RUNS = 3  # after one that fills caches
+MAX_EXPONENT = 700.0  # of a float: the error of a training that diverges has no limit
 EXACT_INTERVAL = 50  # steps between two records that all classes were scored
 
 
@@ -181,9 +182,10 @@ def _pass_seconds(table: Tensor) -> float:
 
 
 def _warning(probe: ErrorProbe) -> str:
+    factor = math.exp(min(probe.error or 0.0, MAX_EXPONENT))
     return (
         f"the error of log Z̃ is {probe.error:.2g} nats (root mean square over {probe.pooled} probes, step {probe.steps}"
-        f"): probabilities may be off by a factor of {math.exp(probe.error or 0.0):.2g}, and classes that are rarely "
+        f"): probabilities may be off by a factor of {factor:.2g}, and classes that are rarely "
         "drawn come out too probable. Let the head decide (neither `sampler` nor `k`), or use the sampler `Tailored`, "
         "or draw more classes with a larger `k`"
     )

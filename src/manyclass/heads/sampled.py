@@ -224,11 +224,13 @@ def _eager(head: SampledHead, examples: Examples, candidates: Candidates) -> tup
 
 
 def _root_mean_square(slot_weights: Tensor, candidates: Candidates) -> Tensor:
-    """Return the root mean square over some examples of the first group of u/Z̃ [K], from κ u/Z̃ [B, K + I]."""
-    (block, *others), batch = candidates.blocks, len(slot_weights)
-    if others:
-        return slot_weights.new_empty(0)
-    # Slots of included classes, which follow, are not shared.
-    group = slot_weights[: -(-batch // block.ids.shape[0]), : block.ids.shape[1]]
-    some = group[:: -(-len(group) // OBSERVED_EXAMPLES)]
-    return some.square().mean(0).sqrt_() * (-block.log_kappa[0]).exp()
+    """Return the root mean square of u/Z̃ [ΣK] over examples of each block's first group, from κ u/Z̃ [B, ΣK + I]."""
+    found, first = [], 0
+    # Slots of included classes, which follow those of the blocks, are not shared.
+    for block in candidates.blocks:
+        size, end = -(-len(slot_weights) // block.ids.shape[0]), first + block.ids.shape[1]
+        group = slot_weights[:size] if block.order is None else slot_weights[block.order[:size]]
+        some = group[:: -(-size // OBSERVED_EXAMPLES), first:end]
+        found.append(some.square().mean(0).sqrt_() * (-block.log_kappa[0]).exp())
+        first = end
+    return torch.cat(found)

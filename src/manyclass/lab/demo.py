@@ -79,7 +79,7 @@ def run_demo(out: Path, *, seconds: float, files: int | None, seed: int, device:
     data = task.training_data(text, settings, {"split": "spaces"})
     print("\n".join(data.summary))
 
-    print(f"\nSampled training: {seconds:g} seconds, about a thousand classes scored per step.", flush=True)
+    print(f"\nSampled training: {seconds:g} seconds; the default decides which classes a step scores.", flush=True)
     folder = out / "model"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
@@ -209,6 +209,7 @@ def _report(
         return Panel(title, label, "held-out perplexity", curves, log_x=at == "step")
 
     probed = [record for record in sampled.records if record.rmse_log_z is not None]
+    decisions = [record.decision for record in sampled.records if record.decision is not None]
     curves = Figure(
         "curves",
         f"Exact held-out perplexity over all {text.num_classes:,} classes, on {EVALUATED_TOKENS:,} tokens.",
@@ -216,14 +217,14 @@ def _report(
     )
     error = Figure(
         "error",
-        "Root-mean-square error of log Z̃ in a training step, over a few examples of its batch.",
+        "Root-mean-square error of log Z̃ in a training step, on 64 examples of its batch, over the last eight probes; "
+        "0 if all classes are scored.",
         [
             Panel(
                 "RMS error of log Z̃",
                 "step",
                 "nats",
                 [Curve("sampled", [r.step for r in probed], [r.rmse_log_z or 0.0 for r in probed], points=True)],
-                log_y=True,
             )
         ],
     )
@@ -259,7 +260,7 @@ def _report(
                 [ReportTable(["prompt", "likely next tokens"], [(a, b.replace("   ", " · ")) for a, b in completions])],
             ),
             Section("Rare and frequent classes", [frequency]),
-            *([Section("Error of the approximation", [error])] if probed else []),
+            *([Section("Error of the approximation", [error, *decisions])] if probed else []),
         ],
         [
             f"manyclass {__version__}, torch {torch.__version__}; {text.source}; {seconds:g} seconds of training each, "

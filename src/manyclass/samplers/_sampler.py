@@ -22,8 +22,8 @@ class Observation:
     Args:
         candidates: the draw of the step.
         hidden: [B, D], or whatever a scorer takes, without gradients.
-        probability: returns [K], the root mean square of each slot's u/Z̃ over examples of the first group, 0 in those
-            that exclude the class; empty if the draw has several blocks.
+        probability: returns [ΣK], the root mean square of each slot's u/Z̃ over examples of its block's first group, 0
+            in those that exclude the class.
         trial: returns the mean square of log Z̃ - log Z that another sampler would have in this step, on a few of its
             examples, from a draw with a separate generator of the given seed; NaN if all of them are ignored.
         seconds: returns the time of the loss and its gradients in this step with another sampler; NaN if the

@@ -15,7 +15,7 @@ from manyclass.counts import ClassCounts
 from manyclass.kernels import EXACT_WAYS
 from manyclass.samplers._sampler import Observation, checked_draw
 from manyclass.samplers.budget import TOO_HIGH, TOO_LOW
-from manyclass.samplers.error_probe import POOLED_PROBES, STATE_LENGTH, ErrorProbe
+from manyclass.samplers.error_probe import POOLED_PROBES, STATE_LENGTH, WARNED_ERROR, ErrorProbe
 from manyclass.samplers.exhaustive import Exhaustive
 from manyclass.samplers.learned import Learned
 from manyclass.samplers.tailored import Tailored
@@ -24,7 +24,7 @@ log = logging.getLogger("manyclass")
 
 EXACT, SHARED, TAILORED = "exact", "shared", "tailored"
 DESIGNS = (EXACT, SHARED, TAILORED)
-GROUP_SIZE = 512  # examples that share a draw: half of the least k, or draws would add to the gradient's noise
+CLASSES_PER_EXAMPLE = 2  # that shares a draw, at least: fewer would add to the gradient's noise
 # The error falls with this power of k.
 POWERS = {SHARED: 0.5, TAILORED: 1.0}
 TRIALS = 4
@@ -40,8 +40,8 @@ class Costs:
 
     Args:
         exact: with all classes.
-        shared: with `Learned`, at k = 1,024.
-        tailored: with `Tailored`, at k = 1,024.
+        shared: with `Learned`, at the least k.
+        tailored: with `Tailored`, at the least k.
         per_class: of each further class that is drawn.
     """
 
@@ -50,11 +50,11 @@ class Costs:
     tailored: float = math.nan
     per_class: float = math.nan
 
-    def of(self, design: str, k: int) -> float:
-        """Return the seconds of a design that draws k classes."""
+    def of(self, design: str, further: int) -> float:
+        """Return the seconds of a design that draws a number of classes beyond the least k."""
         if design == EXACT:
             return self.exact
-        return float(getattr(self, design)) + self.per_class * (k - defaults.K)
+        return float(getattr(self, design)) + self.per_class * further
 
 
 class Automatic(nn.Module):
@@ -68,13 +68,15 @@ class Automatic(nn.Module):
     objective that has no Z̃.
 
     Args:
-        counts: ClassCounts, or C positive counts; more than 1,024 classes.
+        counts: ClassCounts, or C positive counts; more classes than `least`.
         rmse_log_z: the error of log Z̃ to keep below.
+        least: the least k, 1,024 by default, where it starts. At most half as many examples share a draw.
+        every: training steps between two probes. Default: as few as cost 1 % of the time.
         costs: the seconds of a step by design, as another training measured them: given these, all decisions follow
             from the seed. None: they are measured.
 
     Raises:
-        ValueError: there are at most 1,024 classes, or a number is out of range.
+        ValueError: there are at most `least` classes, or a number is out of range.
 
     Example:
         >>> from manyclass import ClassHead
@@ -96,19 +98,24 @@ class Automatic(nn.Module):
         counts: Tensor | ClassCounts,
         rmse_log_z: float = defaults.RMSE_LOG_Z,
         *,
+        least: int = defaults.K,
+        every: int | None = None,
         costs: Costs | None = None,
     ) -> None:
         super().__init__()
         counts = counts if isinstance(counts, ClassCounts) else ClassCounts(counts)
-        _check.integer("num_classes", counts.num_classes, defaults.K + 1)
+        self._least = _check.integer("least", least, 1)
+        _check.integer("num_classes", counts.num_classes, least + 1)
         self.rmse_log_z = _check.number("rmse_log_z", rmse_log_z, low=0, strict=True)
         # The order by clusters of class vectors lowers the error by a tenth at almost no cost.
-        self.shared = Learned(counts, defaults.K, order="cluster", group_size=GROUP_SIZE)
-        self.tailored = Tailored(counts, defaults.K, group_size=GROUP_SIZE)
+        group_size = max(1, least // CLASSES_PER_EXAMPLE)
+        self.shared = Learned(counts, least, order="cluster", group_size=group_size)
+        self.tailored = Tailored(counts, least, group_size=group_size)
         self.exact = Exhaustive(counts.num_classes)
         self.costs = Costs() if costs is None else costs
         self.design = SHARED
-        self.probe = ErrorProbe()
+        # An error that it is about to mend needs no warning.
+        self.probe = ErrorProbe(every=every, warns=TOO_HIGH * rmse_log_z > WARNED_ERROR)
         self.decisions: list[str] = []
         # The number of probes at the last look, and the design and k that begin with the next step.
         self._looked = 0
@@ -118,6 +125,11 @@ class Automatic(nn.Module):
     def k(self) -> int:
         """The present number of classes drawn for an example."""
         return self._k(self.design)
+
+    @property
+    def least(self) -> int:
+        """The least number of classes drawn for an example."""
+        return min(self._least, int(self.num_classes))
 
     def _k(self, design: str) -> int:
         return self.num_classes if design == EXACT else int(getattr(self, design).k)
@@ -155,12 +167,13 @@ class Automatic(nn.Module):
 
     def observe(self, observation: Observation) -> None:
         """Let the designs learn, measure their times in the first step, and look at the pooled error."""
-        if self.live.learns:
+        # A compiled graph takes up a design one step later: until then it may show a draw of all classes.
+        if self.live.learns and not observation.candidates.is_exhaustive:
             self.live.observe(observation)
         if math.isnan(self.costs.exact):
             self._measure(observation)
             if self._exact_is_cheapest():
-                self._take(EXACT, self.num_classes, f"a step takes {_costs_text(self.costs)}")
+                self._take(EXACT, self.num_classes, f"a step takes {_costs_text(self.costs, self.least)}")
         elif self._is_due():
             self._looked = self.probe.number
             self._look(observation)
@@ -175,6 +188,9 @@ class Automatic(nn.Module):
             return self._looked == 0 and self.probe.pooled >= MIN_HASTY_PROBES and error > 2 * high
         return error > high or error < TOO_LOW * self.rmse_log_z
 
+    def _cost(self, design: str, k: int) -> float:
+        return self.costs.of(design, k - self.least)
+
     def _exact_is_cheapest(self) -> bool:
         """Return True if no draw is worth its error: the loss is only a part of the step."""
         return self.costs.exact <= WORTH_EXACT * self.costs.shared
@@ -182,7 +198,7 @@ class Automatic(nn.Module):
     def _look(self, observation: Observation) -> None:
         error = self.probe.error
         assert error is not None
-        present, is_high = self.costs.of(self.design, self.k), error > self.rmse_log_z
+        present, is_high = self._cost(self.design, self.k), error > self.rmse_log_z
         errors = {self.design: error}
         options: list[tuple[float, str, int, float]] = []
         for design in DESIGNS:
@@ -191,10 +207,13 @@ class Automatic(nn.Module):
             # Costs of a design that was never tried are measured in that trial.
             bound = self.rmse_log_z * (1.0 if is_high or design == self.design else LOWER)
             for k, predicted in self._options(design, errors[design], is_high=is_high):
-                cost = self.costs.of(design, k)
+                cost = self._cost(design, k)
                 if predicted <= bound and (is_high or design == self.design or cost < CHEAPER * present):
                     options.append((cost, design, k, predicted))
                     break
+        if not options:
+            # Fewer classes than the least cannot be drawn, and no other design is cheaper.
+            return
         cost, design, k, predicted = min(options)
         if cost >= self.costs.exact:
             cost, design, k, predicted = self.costs.exact, EXACT, self.num_classes, 0.0
@@ -204,7 +223,7 @@ class Automatic(nn.Module):
         if (design, k) == (self.design, self.k):
             return
         measured = ", ".join(
-            f"{errors[name]:.2g} with {_design_text(name, k)} ({1e3 * self.costs.of(name, k):.3g} ms)"
+            f"{errors[name]:.2g} with {_design_text(name, k)} ({_milliseconds(self._cost(name, k))})"
             for name, k in ((name, self._k(name)) for name in DESIGNS)
         )
         self._take(design, k, f"the error of log Z̃ is {measured}")
@@ -215,10 +234,10 @@ class Automatic(nn.Module):
             yield self.num_classes, 0.0
             return
         k, most = self._k(design), self.num_classes // 2
-        least = defaults.K if design != self.design else 2 * k if is_high else max(defaults.K, k // 2)
-        while least <= most:
-            yield least, error * (k / least) ** POWERS[design]
-            least *= 2
+        number = self.least if design != self.design else 2 * k if is_high else max(self.least, k // 2)
+        while number <= most:
+            yield number, error * (k / number) ** POWERS[design]
+            number *= 2
 
     def _try(self, design: str, observation: Observation) -> float:
         """Return the error that a design, which is not the present one, would have in this step."""
@@ -228,22 +247,22 @@ class Automatic(nn.Module):
             sampler.observe(observation)
             sampler.refresh()
         if math.isnan(getattr(self.costs, design)):
-            seconds = self._seconds(design, observation) + self.costs.per_class * (defaults.K - sampler.k)
+            seconds = self._seconds(design, observation) + self.costs.per_class * (self.least - sampler.k)
             self.costs = _replace(self.costs, design, seconds)
         squares = [observation.trial(sampler, self.probe.steps + i) for i in range(TRIALS)]
-        square = _ranks.mean_over_ranks(math.fsum(squares) / TRIALS, observation.hidden.device)
+        square = _ranks.mean_over_ranks(math.fsum(square / TRIALS for square in squares), observation.hidden.device)
         return math.sqrt(square) if square >= 0 else math.inf
 
     def _measure(self, observation: Observation) -> None:
         """Measure what exact and shared steps take; the tailored design is measured when it is first tried."""
-        more = min(4 * defaults.K, self.num_classes)
+        more = min(4 * self.least, self.num_classes)
         way, seconds = observation.exact()
         exact, shared = self._agreed(EXACT, seconds, observation), self._seconds(SHARED, observation)
         self.exact.way = way
         self.shared.set_k(more)
         larger = self._seconds(SHARED, observation)
-        self.shared.set_k(defaults.K)
-        per_class = max(0.0, (larger - shared) / (more - defaults.K))
+        self.shared.set_k(self.least)
+        per_class = max(0.0, larger - shared) / max(1, more - self.least)
         self.costs = Costs(exact, shared, math.nan, per_class)
 
     def _seconds(self, design: str, observation: Observation) -> float:
@@ -279,6 +298,7 @@ class Automatic(nn.Module):
         for design in (SHARED, TAILORED):
             self._set_k(design, min(self._k(design), num_classes))
             getattr(self, design).resize(num_classes)
+            self._set_k(design, max(self._k(design), self.least))
         self.exact.resize(num_classes)
         # A step with another number of classes takes another time.
         self.costs, self._next = Costs(), None
@@ -334,5 +354,10 @@ def _design_text(design: str, k: int) -> str:
     return "all classes" if design == EXACT else f"the {design} design, k = {k:,}"
 
 
-def _costs_text(costs: Costs) -> str:
-    return f"{1e3 * costs.exact:.3g} ms with all classes, {1e3 * costs.shared:.3g} ms with {defaults.K:,} drawn ones"
+def _costs_text(costs: Costs, least: int) -> str:
+    exact, shared = _milliseconds(costs.exact), _milliseconds(costs.shared)
+    return f"{exact} with all classes, {shared} with {least:,} drawn ones"
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{1e3 * seconds:,.0f} ms" if seconds >= 0.1 else f"{1e3 * seconds:.3g} ms"

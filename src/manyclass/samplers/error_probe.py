@@ -25,6 +25,7 @@ class ErrorProbe:
 
     Args:
         every: steps between two probes. None: the intervals double until probes cost at most 1 % of the steps.
+        warns: whether a pooled error above 0.5 is to be warned about.
 
     Example:
         >>> probe = ErrorProbe(every=2)
@@ -35,18 +36,21 @@ class ErrorProbe:
         ([False, True], 0.173)
     """
 
-    def __init__(self, *, every: int | None = None) -> None:
+    def __init__(self, *, every: int | None = None, warns: bool = True) -> None:
         self.every = None if every is None else _check.integer("every", every, 1)
         self.steps = 0
         self.next_step = every or FIRST_STEP
         self.number = 0
-        self.warned = False
+        self.warned = not warns
         self._squares: deque[float] = deque(maxlen=POOLED_PROBES)
 
     @property
     def error(self) -> float | None:
         """The root mean square of log Z̃ - log Z over the last probes; None before the first."""
-        return math.sqrt(math.fsum(self._squares) / len(self._squares)) if self._squares else None
+        if not self._squares:
+            return None
+        # Divided before they are added: the sum of squares could overflow.
+        return math.sqrt(math.fsum(square / len(self._squares) for square in self._squares))
 
     @property
     def pooled(self) -> int:

@@ -25,5 +25,5 @@ def error_summary(history: History) -> str | None:
     much = "much too high" if error > WARNED_ERROR else "too high"
     return (
         f"{line}, which is {much}: rare classes are trained wrongly. Leave --sampler and --k out, or take "
-        "--sampler tailored or a larger --k"
+        "a larger --k, --sampler tailored or --sampler exact"
     )

@@ -91,8 +91,9 @@ def _error(model: Model, history: History) -> Section:
     records, summary = history.records, error_summary(history)
     probed = [record for record in records if record.rmse_log_z is not None]
     sampler = type(model.head.sampler).__name__
+    decisions = [record.decision for record in records if record.decision is not None]
     if not probed:
-        return Section("Error of the approximation", [f"No probe was taken; the sampler is {sampler}."])
+        return Section("Error of the approximation", [f"No probe was recorded; the sampler is {sampler}.", *decisions])
     text = (
         f"Root mean square difference between log Z̃ of a step and the exact log Z, on 64 examples of its batch, over "
         f"the last eight probes; sampler {sampler}."
@@ -103,7 +104,6 @@ def _error(model: Model, history: History) -> Section:
         Curve(f"too high above {TRUSTED_ERROR:g}", steps, [TRUSTED_ERROR] * len(steps), dashed=True),
     ]
     figure = Figure("error", text, [Panel("error of log Z̃ (rms)", "steps", "nats", curves)])
-    decisions = [record.decision for record in records if record.decision is not None]
     return Section("Error of the approximation", [summary or "", figure, *decisions])
 
 

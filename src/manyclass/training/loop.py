@@ -93,6 +93,8 @@ class Training:
             raise TypeError(f"`batches` must be iterable more than once for {epochs} epochs, got a {got}")
         self._update = Update(optimizers, schedulers, clip)
         self._samples = hasattr(head, "sampler")
+        if probe_every is not None:
+            _check.integer("probe_every", probe_every, 0)
         if probe_every and not self._samples:
             got = f"{type(head).__name__}, which has no sampler, got {probe_every}"
             raise ValueError(f"`probe_every` must be None or 0 for {got}")
@@ -160,6 +162,8 @@ class Training:
     def _run(self, interrupted: Callable[[], bool]) -> Stopped:
         self._since = time.perf_counter()
         self._stopwatch.restart()
+        # What the head has measured and decided before this run is no news.
+        self._news()
         reason = self._reached()
         while reason is None:
             reason = self._epoch(interrupted)
