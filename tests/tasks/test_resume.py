@@ -115,6 +115,19 @@ def test_an_interrupted_training_of_other_settings_goes_on_bit_for_bit(tmp_path,
     assert asdict(done.measured) == asdict(whole.measured)
 
 
+def test_a_training_that_decides_does_not_depend_on_the_probes_recorded(tmp_path, fixed_costs):
+    settings, found = replace(SHORT["features"], k=None, rmse_log_z=0.005), []
+    for every in (None, 0, 7, 20):
+        (tmp_path / str(every)).mkdir()
+        done, _ = fit("features", tmp_path / str(every), settings=settings, options=tasks.RunOptions(probe_every=every))
+        found.append((done, [record.decision for record in done.history.records if record.decision is not None]))
+    (first, decisions), *others = found
+    assert len(decisions) == 1
+    for done, same in others:
+        assert same == decisions
+        assert same_state(done.model, first.model)
+
+
 @pytest.mark.parametrize("probe_every", [None, 0, 7])
 @pytest.mark.parametrize("step", [20, 32, 40])
 def test_a_resumed_training_takes_the_same_decisions(tmp_path, fixed_costs, step, probe_every):
