@@ -163,6 +163,12 @@ def test_given_costs_are_not_measured():
     assert (other.run(9).design, other.timed) == ("tailored", [])
 
 
+def test_given_costs_decide_at_once_too():
+    sampler = Automatic(torch.ones(C), costs=seconds(exact=1.0))
+    assert Steps(sampler, {"shared": 0.1, "tailored": 0.1}, seconds()).run(1).design == "exact"
+    assert len(sampler.decisions) == 1
+
+
 def test_a_restored_sampler_takes_the_same_decisions_with_the_same_costs():
     sampler, steps = train((0.3, 0.1), probes=5)
     twin = Automatic(torch.ones(C))

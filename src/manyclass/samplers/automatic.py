@@ -172,7 +172,8 @@ class Automatic(nn.Module):
             self.live.observe(observation)
         if math.isnan(self.costs.exact):
             self._measure(observation)
-            if self._exact_is_cheapest():
+        if self._exact_is_cheapest():
+            if self.design != EXACT and self._next is None:
                 self._take(EXACT, self.num_classes, f"a step takes {_costs_text(self.costs, self.least)}")
         elif self._is_due():
             self._looked = self.probe.number
@@ -180,8 +181,7 @@ class Automatic(nn.Module):
 
     def _is_due(self) -> bool:
         error = self.probe.error
-        # While exact is the cheapest of all, no error could change the choice.
-        if error is None or self._exact_is_cheapest() or self._next is not None:
+        if error is None or self._next is not None:
             return False
         high = TOO_HIGH * self.rmse_log_z
         if self.probe.pooled < POOLED_PROBES or self.probe.number - self._looked < POOLED_PROBES:
@@ -192,7 +192,7 @@ class Automatic(nn.Module):
         return self.costs.of(design, k - self.least)
 
     def _exact_is_cheapest(self) -> bool:
-        """Return True if no draw is worth its error: the loss is only a part of the step."""
+        """Return True if no draw is worth its error, whatever that is: the loss is only a part of the step."""
         return self.costs.exact <= WORTH_EXACT * self.costs.shared
 
     def _look(self, observation: Observation) -> None:
