@@ -34,7 +34,7 @@ def choose_sampler(
     if isinstance(k, int):
         # The order by clusters of class vectors lowers the error by a tenth at almost no cost.
         return Learned(counts, k, order="cluster")
-    return Automatic(counts, defaults.RMSE_LOG_Z if rmse_log_z is None else rmse_log_z)
+    return Automatic(counts, defaults.RMSE_LOG_Z if rmse_log_z is None else rmse_log_z, least=defaults.K)
 
 
 def known_frequency(sampler: Sampler) -> Tensor | None:

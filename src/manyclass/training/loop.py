@@ -60,7 +60,7 @@ class Training:
         >>> batches = [(torch.randn(16, 8), torch.arange(16)) for _ in range(4)]
         >>> head = ClassHead(8, 500)
         >>> optimizer = torch.optim.Adam(head.parameters())
-        >>> history = Training(head, batches, optimizer, epochs=2, held_out=HeldOut(batches)).run()
+        >>> history = Training(head, batches, optimizer, epochs=2, held_out=HeldOut(batches), probe_every=0).run()
         >>> history.stopped, [record.step for record in history.records]
         ('epochs', [4, 8])
     """
