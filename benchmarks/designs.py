@@ -248,7 +248,6 @@ def run(setting: RunSettings, place: Place) -> Row | None:
         "steps": history.progress.step,
         "evaluation_seconds": round(history.spent.get("evaluation", 0.0), 2),
         "callback_seconds": round(history.spent.get("callbacks", 0.0), 2),
-        "probe_seconds": round(history.spent.get("probes", 0.0), 2),
         "wall_seconds": round(wall, 2),
         "jobs": place.jobs,
         "test": " / ".join(summary),

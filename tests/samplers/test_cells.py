@@ -247,9 +247,9 @@ def test_cells_follow_training_and_a_resumed_run_draws_the_same(monkeypatch):
 
 def test_many_classes_are_probed_by_default_and_few_are_scanned():
     assert Tailored(torch.ones(1000), 8).probing is None
-    large = Tailored(torch.ones((1 << 17) + 1), 8)
+    large = Tailored(torch.ones((1 << 20) + 1), 8)
     assert large.probing is not None
-    assert Tailored(torch.ones((1 << 17) + 1), 8, probes=0).probing is None
+    assert Tailored(torch.ones((1 << 20) + 1), 8, probes=0).probing is None
     # One tooth cannot be shared by two parts.
     large.set_k(1)
     assert large.probing is None

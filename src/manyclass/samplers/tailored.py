@@ -32,7 +32,7 @@ from manyclass.samplers._teeth import Teeth
 FORGOTTEN_SHARE = 0.2  # of the second moment, with each batch that is added to it
 BATCHES_PER_SKETCH = 5
 # Beyond, probing cells takes less time than a scan, and a default number of probes.
-MAX_SCANNED_CLASSES = {"cpu": 1 << 17, "cuda": 1 << 20}
+MAX_SCANNED_CLASSES = {"cpu": 1 << 20, "cuda": 1 << 24}
 DEFAULT_PROBES = 64
 MIN_PROBING_K = 2  # a tooth for each part of the draw
 
@@ -63,8 +63,8 @@ class Tailored(nn.Module):
         mix: the share of the frequencies.
         nearest: the number of classes of the largest ŝ that are explicit for each example, in addition to k.
         every: training steps between two renewals of V; each is used a quarter as many steps later.
-        probes: the number of cells that each example probes; 0: all classes are scanned. Default: 64 beyond 131,072
-            classes, or on a GPU beyond 1,048,576, and 0 below.
+        probes: the number of cells that each example probes; 0: all classes are scanned. Default: 64 beyond 1,048,576
+            classes, or on a GPU beyond 16,777,216, and 0 below: a scan takes longer, but has a smaller error.
 
     Raises:
         ValueError: k is above C; another number is out of range; a count is negative, infinite or NaN, or, when
