@@ -136,8 +136,16 @@ def test_exact_is_left_again_when_a_cheaper_design_is_accurate():
 
 
 def test_a_very_large_error_is_not_waited_for():
-    assert train((1.0, 0.05), probes=5)[0].design == "tailored"
-    assert train((0.3, 0.05), probes=5)[0].design == "shared"
+    assert train((1.0, 0.05), probes=2)[0].design == "tailored"
+    sampler, steps = train((0.3, 0.05), probes=5)
+    assert sampler.design == "shared"
+    # Not even in the eight probes after a decision.
+    steps.errors.update(shared=0.21)
+    steps.run(4)
+    assert (sampler.design, sampler.k) == ("shared", 2048)
+    steps.errors.update(shared=3.0)
+    steps.run(2)
+    assert (sampler.design, sampler.k) == ("tailored", 1024)
 
 
 def test_the_chosen_error_sets_the_bounds():
@@ -150,7 +158,7 @@ def test_every_decision_is_logged_with_what_was_measured(caplog):
         sampler, _ = train((0.9, 0.05), seconds(0.040, 0.004, 0.012, 1e-6))
     assert [record.getMessage() for record in caplog.records] == sampler.decisions
     assert sampler.decisions == [
-        "step 4: the error of log Z̃ is 0 with all classes (40 ms), 0.9 with the shared design, k = 1,024 (4 ms), "
+        "step 2: the error of log Z̃ is 0 with all classes (40 ms), 0.9 with the shared design, k = 1,024 (4 ms), "
         "0.05 with the tailored design, k = 1,024 (12 ms); from now on the tailored design, k = 1,024"
     ]
 
@@ -186,7 +194,7 @@ def test_a_restored_sampler_takes_the_same_decisions_with_the_same_costs():
 def test_a_decision_that_waits_for_the_next_step_is_restored_too():
     sampler = Automatic(torch.ones(C), costs=seconds())
     steps = Steps(sampler, {"shared": 0.9, "tailored": 0.05}, seconds())
-    steps.run(3)
+    steps.run(1)
     advance, sampler.advance = sampler.advance, lambda: None
     steps.run(1)
     assert (sampler.design, len(sampler.decisions)) == ("shared", 1)

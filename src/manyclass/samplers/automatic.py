@@ -28,7 +28,7 @@ CLASSES_PER_EXAMPLE = 2  # that shares a draw, at least: fewer would add to the 
 # The error falls with this power of k.
 POWERS = {SHARED: 0.5, TAILORED: 1.0}
 TRIALS = 4
-MIN_HASTY_PROBES = 4  # before a decision about an error of twice the highest
+ALARM_PROBES = 2  # that suffice if their error is twice the highest
 WORTH_EXACT = 1.25  # of the cost of a draw from the counts
 CHEAPER = 0.9  # of the present cost: no design is left for a smaller gain
 LOWER = 2 / 3  # of the chosen error: a cheaper design must keep below that
@@ -63,9 +63,9 @@ class Automatic(nn.Module):
     The designs are exact (`Exhaustive`), shared (`Learned`: one set of probabilities for all batches) and tailored
     (`Tailored`: probabilities made for each batch). The first training step measures the time of each. It starts with
     the shared design, or with the exact one if that is cheaper. When the error over eight probes is above 4/3 of
-    `rmse_log_z`, it doubles k, or takes the cheapest design that is accurate enough; below 7/15 of it, it halves k or
-    takes a cheaper design. Each decision is logged and kept in `decisions`. The error is never looked at with an
-    objective that has no Z̃.
+    `rmse_log_z`, or over two probes above 8/3 of it, it doubles k, or takes the cheapest design that is accurate
+    enough; below 7/15 of it, it halves k or takes a cheaper design. Each decision is logged and kept in `decisions`.
+    The error is never looked at with an objective that has no Z̃.
 
     Args:
         counts: ClassCounts, or C positive counts; more classes than `least`.
@@ -183,10 +183,17 @@ class Automatic(nn.Module):
         error = self.probe.error
         if error is None or self._next is not None:
             return False
-        high = TOO_HIGH * self.rmse_log_z
         if self.probe.pooled < POOLED_PROBES or self.probe.number - self._looked < POOLED_PROBES:
-            return self._looked == 0 and self.probe.pooled >= MIN_HASTY_PROBES and error > 2 * high
-        return error > high or error < TOO_LOW * self.rmse_log_z
+            return self._alarm() > 0
+        return error > TOO_HIGH * self.rmse_log_z or error < TOO_LOW * self.rmse_log_z
+
+    def _alarm(self) -> float:
+        """Return the error of the last two probes if it is twice the highest, and else 0.
+
+        Eight probes may span thousands of steps, in which a model that becomes sure of rare classes goes wrong.
+        """
+        recent = self.probe.recent_error(ALARM_PROBES)
+        return recent if recent is not None and recent > 2 * TOO_HIGH * self.rmse_log_z else 0.0
 
     def _cost(self, design: str, k: int) -> float:
         return self.costs.of(design, k - self.least)
@@ -196,7 +203,7 @@ class Automatic(nn.Module):
         return self.costs.exact <= WORTH_EXACT * self.costs.shared
 
     def _look(self, observation: Observation) -> None:
-        error = self.probe.error
+        error = self._alarm() or self.probe.error
         assert error is not None
         present, is_high = self._cost(self.design, self.k), error > self.rmse_log_z
         errors = {self.design: error}

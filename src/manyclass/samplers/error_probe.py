@@ -47,10 +47,14 @@ class ErrorProbe:
     @property
     def error(self) -> float | None:
         """The root mean square of log Z̃ - log Z over the last probes; None before the first."""
-        if not self._squares:
+        return self.recent_error(len(self._squares)) if self._squares else None
+
+    def recent_error(self, probes: int) -> float | None:
+        """Return the same over the last `probes` of the pool; None if it holds fewer."""
+        if len(self._squares) < probes:
             return None
         # Divided before they are added: the sum of squares could overflow.
-        return math.sqrt(math.fsum(square / len(self._squares) for square in self._squares))
+        return math.sqrt(math.fsum(square / probes for square in list(self._squares)[-probes:]))
 
     @property
     def pooled(self) -> int:
