@@ -129,7 +129,7 @@ def test_a_training_that_decides_does_not_depend_on_the_probes_recorded(tmp_path
 
 
 @pytest.mark.parametrize("probe_every", [None, 0, 7])
-@pytest.mark.parametrize("step", [20, 32, 40])
+@pytest.mark.parametrize("step", [5, 8, 20])
 def test_a_resumed_training_takes_the_same_decisions(tmp_path, fixed_costs, step, probe_every):
     settings = replace(SHORT["features"], k=None, rmse_log_z=0.005)
     options = replace(OPTIONS, probe_every=probe_every)
@@ -141,7 +141,7 @@ def test_a_resumed_training_takes_the_same_decisions(tmp_path, fixed_costs, step
     done = tasks.resume(out, options=options)
     assert same_state(done.model, whole.model)
     decisions = [record.decision for record in whole.history.records if record.decision is not None]
-    assert [line.split(":")[0] for line in decisions] == ["step 32"]
+    assert [line.split(":")[0] for line in decisions] == ["step 8"]
     assert timeless(out) == timeless(whole_out)
 
 

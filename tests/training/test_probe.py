@@ -88,8 +88,8 @@ def test_the_records_hold_the_probes_of_the_head_separate_ones_or_none():
 def test_a_decision_is_recorded_in_its_step():
     head, _, training = make_training("default, which decides")
     history = training.run()
-    # Four probes are enough for an error that is far too high.
-    assert decided(history) == [(32, head.sampler.decisions[0])]
+    # Two probes are enough for an error that is far too high.
+    assert decided(history) == [(8, head.sampler.decisions[0])]
     assert history.records[-1].step == STEPS
     assert head.sampler.design == "tailored"
     assert "all classes (1,000 ms)" in head.sampler.decisions[0]
@@ -114,7 +114,7 @@ def test_a_second_training_does_not_record_what_the_first_one_found():
 
 
 @pytest.mark.parametrize("every", [None, 0, 7])
-@pytest.mark.parametrize("after", [9, 31, 32, 33])
+@pytest.mark.parametrize("after", [7, 8, 9, 33])
 def test_a_resumed_training_takes_the_same_decisions(every, after):
     whole, _, training = make_training("default, which decides", probe_every=every)
     expected = training.run()
