@@ -44,6 +44,21 @@ def runs_of_256_classes(monkeypatch):
     monkeypatch.setattr(all_classes, "RUN_SCORES", {"cpu": 1, "cuda": 1})
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("way", OWN)
+def test_a_run_of_classes_of_bias_minus_infinity_adds_nothing(way, dtype):
+    given = operands(dtype)
+    with torch.no_grad():
+        given["bias"][:400] = -math.inf
+    given["target"] = given["target"] % 300 + 400
+    loss = exact_cross_entropy(**given, way=way)
+    rest = {name: given[name].detach()[400:] for name in ("weight", "bias")}
+    expected = exact_cross_entropy(given["hidden"], **rest, target=given["target"] - 400, way="eager")
+    torch.testing.assert_close(loss, expected)
+    loss.sum().backward()
+    assert all(given[name].grad.isfinite().all() for name in ("hidden", "weight", "bias"))
+
+
 def operands(dtype=torch.float64, *, batch=B, bias=True, excluded=0, scale=1.0):
     torch.manual_seed(0)
     hidden = (scale * torch.randn(batch, D, dtype=dtype)).requires_grad_()
