@@ -266,6 +266,8 @@ def test_the_fastest_way_is_measured_and_leaves_no_trace(monkeypatch):
     monkeypatch.setattr(fastest.time, "perf_counter", lambda: clock[0])
     assert fastest_way(**given) == ("closed_form", C / 100)
     assert {way for way, *_ in measured} == set(OWN)
+    # A slow way is measured once.
+    assert [way for way, *_ in measured].count("eager") == 1
     assert all(number == 100 and most < 100 for _, number, *ends in measured for most in ends)
     assert all(parameter.grad is None for parameter in parameters(given))
     # If the scores are too many to keep, ways that keep them are not tried.
