@@ -20,10 +20,11 @@ from manyclass.heads._rows import is_sharded
 from manyclass.heads.exact import ChunkedHead, exact_scores
 from manyclass.heads.examples import Examples
 from manyclass.objectives import Objective
-from manyclass.samplers import PROBE_EXAMPLES, ErrorProbe, affordable_interval
+from manyclass.samplers import PROBE_EXAMPLES, ErrorProbe, Exhaustive, affordable_interval
 
 T = TypeVar("T")
 MAX_TIMED_ROWS = 1 << 17
+MAX_TIMED_SCORES = 1 << 24  # of a draw of all classes, which autograd keeps several times
 UPDATE_PASSES = 2  # of two reads and one write: gradient, state and weight are read, the last two are written
 TIMED_RUNS = 3  # after one that fills caches
 MAX_EXPONENT = 700.0  # of a float: the error of a training that diverges has no limit
@@ -150,6 +151,19 @@ def step_seconds(head: ProbedHead, examples: Examples, draw: Callable[[], Candid
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return in_fresh_thread(timed, device)
+
+
+def exhaustive_seconds(head: ProbedHead, examples: Examples) -> float:
+    """Return the seconds of the losses over a draw of all classes, for a head that has no kernel for them.
+
+    A large batch is measured on some of its examples, and the seconds are scaled.
+    """
+    some = examples.first(max(1, MAX_TIMED_SCORES // head.num_classes))
+    target = some.target
+    exclude = target[:, None] if not head.objective.keeps_hits else target.new_empty(len(target), 0)
+    sampler = Exhaustive(head.num_classes)
+    seconds = step_seconds(head, some, lambda: sampler.draw(target, exclude, hidden=None, generator=None))
+    return seconds * len(examples.target) / len(target)
 
 
 def in_fresh_thread(function: Callable[[], T], device: torch.device) -> T:
