@@ -10,10 +10,20 @@ import torch
 from manyclass import ClassHead, ScorerHead, diagnose
 from manyclass.errors import InaccurateWarning
 from manyclass.forms import LogSumExp
-from manyclass.heads import flatten_examples
+from manyclass.heads import _probe, flatten_examples, linear
 from manyclass.heads._probe import mean_square_error
 from manyclass.objectives import Likelihood, LogisticRanking, PlainImportance
-from manyclass.samplers import Clustered, ErrorProbe, Exhaustive, Importance, Learned, Systematic, Tailored
+from manyclass.samplers import (
+    Automatic,
+    Clustered,
+    Costs,
+    ErrorProbe,
+    Exhaustive,
+    Importance,
+    Learned,
+    Systematic,
+    Tailored,
+)
 
 C, D, B = 400, 6, 96
 SAMPLERS = {
@@ -47,15 +57,18 @@ def test_the_pooled_figure_is_the_error_of_the_training_steps(name):
     assert math.sqrt(sum(squares[7:]) / len(squares[7:])) == pytest.approx(truth, rel=0.25)
 
 
-def test_a_probe_takes_the_draw_of_the_step_and_other_examples_each_time():
-    head, hidden, target = make(Systematic(torch.ones(C), 30))
+@pytest.mark.parametrize("batch", [40, 64, B, 128, 512])
+def test_a_probe_takes_the_draw_of_the_step_and_other_examples_each_time(batch):
+    head, _, _ = make(Systematic(torch.ones(C), 30))
+    hidden, target = torch.randn(batch, D), torch.randint(C, (batch,))
     examples = flatten_examples(hidden, target, C)
     loss = head(hidden, target, reduction="none").detach()
     errors = loss - head.exact_loss(hidden, target, reduction="none").detach()
-    found = [mean_square_error(head, examples, loss, turn) for turn in range(3)]
-    chosen = [(torch.arange(64) + 64 * turn) % B for turn in range(3)]
+    few = min(batch, 64)
+    found = [mean_square_error(head, examples, loss, turn) for turn in range(8)]
+    chosen = [(torch.arange(few) * batch // few + turn) % batch for turn in range(8)]
     assert found == pytest.approx([errors[rows].square().mean().item() for rows in chosen], rel=1e-4)
-    assert len(torch.cat(chosen).unique()) == B
+    assert len(torch.cat(chosen).unique()) == batch
 
 
 def test_classes_an_example_excludes_are_in_neither_normaliser():
@@ -121,6 +134,39 @@ def test_probes_use_no_random_numbers():
     assert runs[0] == runs[1]
 
 
+class Dropping(torch.nn.Module):
+    """Scores with dropout, which draws from the global generator."""
+
+    def __init__(self):
+        super().__init__()
+        self.vectors, self.dropout = torch.nn.Embedding(C, D), torch.nn.Dropout(0.5)
+
+    def forward(self, hidden, ids):
+        return self.dropout(hidden) @ self.vectors(ids).mT
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_probes_leave_the_random_numbers_of_a_scorer_alone(every):
+    runs = []
+    for interval in (every, 10**6):
+        torch.manual_seed(0)
+        head, hidden, target = ScorerHead(Dropping(), Systematic(torch.ones(C), 30)), torch.randn(B, D), torch.arange(B)
+        head.own_probe = ErrorProbe(every=interval)
+        runs.append([head(hidden, target).item() for _ in range(10)])
+    assert runs[0] == runs[1]
+
+
+def test_measuring_the_designs_leaves_the_random_numbers_of_a_scorer_alone():
+    runs = []
+    for costs in (None, Costs(1.0, 0.5, 0.7, 0.0)):
+        torch.manual_seed(0)
+        sampler = Automatic(torch.ones(C), least=30, costs=costs)
+        head, hidden, target = ScorerHead(Dropping(), sampler), torch.randn(B, D), torch.arange(B)
+        head(hidden, target).backward()
+        runs.append(torch.get_rng_state())
+    assert torch.equal(*runs)
+
+
 def test_a_large_error_warns_once_with_the_figure_and_what_to_do():
     head, hidden, target = make(Systematic(torch.ones(C), 8), scale=6.0)
     head.own_probe = ErrorProbe(every=1)
@@ -168,3 +214,15 @@ def test_a_compiled_head_is_probed_too():
         compiled(hidden, target).backward()
     assert head.probe.number == 2
     assert head.probe.error == pytest.approx(diagnose(head, hidden, target, draws=100).rmse_log_z, rel=0.5)
+
+
+@pytest.mark.parametrize("update", ["scored", "observed"])
+def test_the_exact_loss_is_measured_by_the_way_that_a_step_takes(update, monkeypatch):
+    fused, drawn = [], []
+    monkeypatch.setattr(linear, "fastest_way", lambda *_, **__: fused.append(1) or ("eager", 1.0))
+    monkeypatch.setattr(_probe, "MAX_TIMED_SCORES", 10 * C)
+    monkeypatch.setattr(_probe, "step_seconds", lambda head, some, draw: drawn.append(len(draw().ids())) or 1.0)
+    head, hidden, target = make(Exhaustive(C), update=update)
+    found = head.fastest_exact(flatten_examples(hidden, target, C))
+    # A part of the batch stands for all of it, since autograd keeps all scores.
+    assert (found, fused, drawn) == ((("eager", 1.0), [1], []) if update == "scored" else ((None, B / 10), [], [10]))

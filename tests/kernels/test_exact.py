@@ -44,6 +44,21 @@ def runs_of_256_classes(monkeypatch):
     monkeypatch.setattr(all_classes, "RUN_SCORES", {"cpu": 1, "cuda": 1})
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("way", OWN)
+def test_a_run_of_classes_of_bias_minus_infinity_adds_nothing(way, dtype):
+    given = operands(dtype)
+    with torch.no_grad():
+        given["bias"][:400] = -math.inf
+    given["target"] = given["target"] % 300 + 400
+    loss = exact_cross_entropy(**given, way=way)
+    rest = {name: given[name].detach()[400:] for name in ("weight", "bias")}
+    expected = exact_cross_entropy(given["hidden"], **rest, target=given["target"] - 400, way="eager")
+    torch.testing.assert_close(loss, expected)
+    loss.sum().backward()
+    assert all(given[name].grad.isfinite().all() for name in ("hidden", "weight", "bias"))
+
+
 def operands(dtype=torch.float64, *, batch=B, bias=True, excluded=0, scale=1.0):
     torch.manual_seed(0)
     hidden = (scale * torch.randn(batch, D, dtype=dtype)).requires_grad_()
@@ -251,6 +266,8 @@ def test_the_fastest_way_is_measured_and_leaves_no_trace(monkeypatch):
     monkeypatch.setattr(fastest.time, "perf_counter", lambda: clock[0])
     assert fastest_way(**given) == ("closed_form", C / 100)
     assert {way for way, *_ in measured} == set(OWN)
+    # A slow way is measured once.
+    assert [way for way, *_ in measured].count("eager") == 1
     assert all(number == 100 and most < 100 for _, number, *ends in measured for most in ends)
     assert all(parameter.grad is None for parameter in parameters(given))
     # If the scores are too many to keep, ways that keep them are not tried.

@@ -245,6 +245,21 @@ def test_a_needlessly_small_error_at_the_least_k_changes_nothing():
     sampler = Automatic(torch.ones(1500))
     steps = Steps(sampler, {"shared": 0.01, "tailored": 0.01}, seconds())
     assert (steps.run(30).design, sampler.k, sampler.decisions) == ("shared", 1024, [])
+    # No design is cheaper than the shared one at the least k, so none is tried.
+    assert steps.tried == []
+
+
+def test_a_design_that_was_left_is_tried_with_the_present_hidden_vectors():
+    sampler = Automatic(torch.ones(C), costs=Costs(40.0, 4.0, 12.0, 0.0))
+    sampler.attach(torch.randn(C, 3))
+    steps = Steps(sampler, {"shared": 0.9, "tailored": 0.05}, seconds())
+    # Between two steps that the tailored design learns from by itself.
+    assert steps.run(9 + 13).design == "tailored"
+    sampler.tailored.moment.zero_()
+    sampler.design = "exact"
+    steps.run(16)
+    assert "Tailored" in steps.tried
+    assert sampler.tailored.moment.any()
 
 
 def test_the_least_k_sets_the_start_and_the_number_of_examples_that_share_a_draw():

@@ -32,6 +32,7 @@ CHANGES = {
     "probe": (lambda s: s["training"].update(probe=[1.0]), "`state` must hold 12 numbers, got 1"),
     "probe's past": (lambda s: s["training"]["probe"].__setitem__(0, 1e9), "`state` must hold steps from 0 to 2⁵³"),
     "probe's types": (lambda s: s["training"].update(probe=["1"] * 12), "its probes are damaged"),
+    "extra probe": (lambda s: s["training"].update(extra_probe=["1"]), "its probes are damaged"),
     "no probes": (lambda s: s["training"].pop("probe"), "it does not describe a training"),
     "best": (lambda s: s["training"]["best"].update(waited=-1), "its best evaluation is damaged"),
     "spent": (lambda s: s["training"]["spent"].update(update="long"), "time by phase is damaged"),

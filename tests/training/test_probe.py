@@ -130,6 +130,18 @@ def test_a_resumed_training_takes_the_same_decisions(every, after):
     assert all(torch.equal(value, whole.state_dict()[key]) for key, value in resumed[0].state_dict().items())
 
 
+@pytest.mark.parametrize("before", [None, 0, 7])
+@pytest.mark.parametrize("after", [None, 0, 7])
+def test_a_training_resumed_with_other_recorded_probes_takes_the_same_decisions(before, after):
+    expected = make_training("default, which decides")[-1].run()
+    left = make_training("default, which decides", probe_every=before, callbacks=[Recorder(interrupt_after=9)])
+    assert left[-1].run().stopped == "interrupted"
+    resumed = make_training("default, which decides", probe_every=after)
+    for part, source in zip(resumed, left, strict=True):
+        part.load_state_dict(source.state_dict())
+    assert decided(resumed[-1].run()) == decided(expected) != []
+
+
 @pytest.mark.parametrize("name", SAMPLERS)
 def test_diagnose_changes_neither_the_sampler_nor_the_global_generator(name):
     head = make_head(name)

@@ -14,7 +14,15 @@ from manyclass import _ranks
 from manyclass._context import is_transformed
 from manyclass._handle import Handle, owner_of
 from manyclass.candidates import Block, Candidates
-from manyclass.heads._probe import ProbedHead, exact_seconds, losses_over, mean_square_error, probe_step, step_seconds
+from manyclass.heads._probe import (
+    ProbedHead,
+    exact_seconds,
+    keep_rng_state,
+    losses_over,
+    mean_square_error,
+    probe_step,
+    step_seconds,
+)
 from manyclass.heads.examples import Examples
 from manyclass.objectives import Objective
 from manyclass.samplers import ErrorProbe, Observation, Sampler, deciding_part, draw_including
@@ -207,7 +215,9 @@ def _observation(
 
     @torch.no_grad()
     def trial(sampler: Sampler, seed: int) -> float:
-        return mean_square_error(head, examples, losses_over(head, examples, draw(sampler, seed)), seed)
+        with keep_rng_state(examples.target.device):
+            loss = losses_over(head, examples, draw(sampler, seed))
+        return mean_square_error(head, examples, loss, seed)
 
     def seconds(sampler: Sampler) -> float:
         return step_seconds(head, examples, lambda: draw(sampler, 0))

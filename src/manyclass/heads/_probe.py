@@ -1,9 +1,10 @@
 """Measurements on a training step of a head: the error of log Z̃, and the time that a draw takes."""
 
+import contextlib
 import math
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Protocol, TypeVar
@@ -19,10 +20,11 @@ from manyclass.heads._rows import is_sharded
 from manyclass.heads.exact import ChunkedHead, exact_scores
 from manyclass.heads.examples import Examples
 from manyclass.objectives import Objective
-from manyclass.samplers import PROBE_EXAMPLES, ErrorProbe, affordable_interval
+from manyclass.samplers import PROBE_EXAMPLES, ErrorProbe, Exhaustive, affordable_interval
 
 T = TypeVar("T")
 MAX_TIMED_ROWS = 1 << 17
+MAX_TIMED_SCORES = 1 << 24  # of a draw of all classes, which autograd keeps several times
 UPDATE_PASSES = 2  # of two reads and one write: gradient, state and weight are read, the last two are written
 TIMED_RUNS = 3  # after one that fills caches
 MAX_EXPONENT = 700.0  # of a float: the error of a training that diverges has no limit
@@ -78,6 +80,13 @@ def probe_step(
         warnings.warn(_warning(probes[0]), InaccurateWarning, stacklevel=2)
 
 
+@contextlib.contextmanager
+def keep_rng_state(device: torch.device) -> Iterator[None]:
+    """Restore the global RNG state after a measurement: a scorer may have dropout."""
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        yield
+
+
 @torch.no_grad()
 def mean_square_error(head: ProbedHead, examples: Examples, loss: Tensor, turn: int) -> float:
     """Return the mean of (log Z̃ - log Z)² over 64 of the examples, other ones in each turn.
@@ -92,16 +101,19 @@ def mean_square_error(head: ProbedHead, examples: Examples, loss: Tensor, turn: 
     """
     batch = len(examples.target)
     few = min(batch, PROBE_EXAMPLES)
-    rows = (torch.arange(few, device=loss.device) * (batch // few) + turn * few) % batch
+    # Shifted by 1 each time: a larger shift may be a multiple of the spacing, and find the same examples again.
+    rows = (torch.arange(few, device=loss.device) * batch // few + turn) % batch
     target = examples.target[rows].unsqueeze(1)
-    exclude = target if examples.exclude is None else torch.cat([target, examples.exclude[rows]], 1)
+    exclude = None if examples.exclude is None else examples.exclude[rows]
     form = head.objective.form
     assert isinstance(form, LogSumExp)
-    score, log_z = exact_scores(head, examples.hidden[rows], target, exclude[:, 1:])
-    score = score.squeeze(1)
-    if form.target_transform is not None and form.target:
-        others = exact_scores(head, examples.hidden[rows], target[:, :0], exclude)[1]
-        log_z = torch.logaddexp(transformed(form, score), others)
+    with keep_rng_state(loss.device):
+        score, log_z = exact_scores(head, examples.hidden[rows], target, exclude)
+        score = score.squeeze(1)
+        if form.target_transform is not None and form.target:
+            exclude = target if exclude is None else torch.cat([target, exclude], 1)
+            others = exact_scores(head, examples.hidden[rows], target[:, :0], exclude)[1]
+            log_z = torch.logaddexp(transformed(form, score), others)
     squares = (loss[rows].double() + transformed(form, score).double() - log_z.double()).square()
     return float(squares.mean() if examples.valid is None else squares[examples.valid[rows]].mean())
 
@@ -141,15 +153,31 @@ def step_seconds(head: ProbedHead, examples: Examples, draw: Callable[[], Candid
     return in_fresh_thread(timed, device)
 
 
+def exhaustive_seconds(head: ProbedHead, examples: Examples) -> float:
+    """Return the seconds of the losses over a draw of all classes, for a head that has no kernel for them.
+
+    A large batch is measured on some of its examples, and the seconds are scaled.
+    """
+    some = examples.first(max(1, MAX_TIMED_SCORES // head.num_classes))
+    target = some.target
+    exclude = target[:, None] if not head.objective.keeps_hits else target.new_empty(len(target), 0)
+    sampler = Exhaustive(head.num_classes)
+    seconds = step_seconds(head, some, lambda: sampler.draw(target, exclude, hidden=None, generator=None))
+    return seconds * len(examples.target) / len(target)
+
+
 def in_fresh_thread(function: Callable[[], T], device: torch.device) -> T:
-    """Call a function with autograd: an operator of a compiled graph runs below it, but only in its own thread."""
+    """Call a function with autograd: an operator of a compiled graph runs below it, but only in its own thread.
+
+    The global RNG state stays as it is.
+    """
     enabled, dtype = torch.is_autocast_enabled(device.type), torch.get_autocast_dtype(device.type)
 
     def call() -> T:
         with torch.autocast(device.type, dtype=dtype, enabled=enabled):
             return function()
 
-    with ThreadPoolExecutor(1) as thread:
+    with keep_rng_state(device), ThreadPoolExecutor(1) as thread:
         return thread.submit(call).result()
 
 

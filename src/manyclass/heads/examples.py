@@ -1,7 +1,7 @@
 """The examples of a head's loss: flattened, masked, weighted and reduced."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -46,11 +46,18 @@ class Examples:
             return self
         if not self.valid.any():
             raise ValueError(f"`target` must hold a class that is not ignored, got {len(self.target)} ignored ones")
-        weight, include, exclude, log_z = (
-            None if x is None else x[self.valid] for x in (self.weight, self.include, self.exclude, self.log_z)
+        return replace(self._at(self.valid), valid=None)
+
+    def first(self, number: int) -> "Examples":
+        """Return the first examples, or all if there are fewer."""
+        return self._at(slice(number))
+
+    def _at(self, rows: Tensor | slice) -> "Examples":
+        valid, weight, include, exclude, log_z = (
+            None if x is None else x[rows] for x in (self.valid, self.weight, self.include, self.exclude, self.log_z)
         )
-        hidden, target = self.hidden[self.valid], self.target[self.valid]
-        return Examples(hidden, target, None, weight, exclude, log_z, target.shape, include)
+        hidden, target = self.hidden[rows], self.target[rows]
+        return Examples(hidden, target, valid, weight, exclude, log_z, target.shape, include)
 
     def reduce(self, loss: Tensor, reduction: str) -> Tensor:
         """Reduce losses [B]. The mean is weighted; if all examples are ignored or have weight 0, it is 0."""

@@ -14,9 +14,10 @@ from manyclass._context import is_transformed
 from manyclass._handle import Handle
 from manyclass.candidates import Candidates
 from manyclass.counts import ClassCounts
-from manyclass.forms import Similarity, is_cross_entropy
+from manyclass.forms import Form, Similarity, is_cross_entropy
 from manyclass.heads._default import choose_sampler, known_frequency
 from manyclass.heads._learning import probe_of
+from manyclass.heads._probe import exhaustive_seconds
 from manyclass.heads._resize import resize_rows, resize_state
 from manyclass.heads._rows import RowLookup, fill_, gathered, is_sharded, replace_target_rows, with_sparse_gradient
 from manyclass.heads.exact import TopK, exact_log_prob, exact_log_z, exact_topk
@@ -304,9 +305,8 @@ class ClassHead(nn.Module):
 
     def fused_loss(self, examples: Examples, candidates: Candidates) -> tuple[Tensor, Tensor | None] | None:
         """Return losses [B] and, if known, ∂loss/∂s [B, K] from a kernel; None if there is none for this draw."""
-        form = self.objective.form
-        # The log z of a normalised objective, fixed or learned, is not in its form.
-        if form is None or self.objective.normalised or self.update != "scored":
+        form = self._fusible_form
+        if form is None:
             return None
         if candidates.is_exhaustive and is_cross_entropy(form, keeps_hits=self.objective.keeps_hits):
             # torch.compile cannot pass a sparse gradient through a graph.
@@ -321,12 +321,21 @@ class ClassHead(nn.Module):
         )
         return closed_form_loss(form, draw) if has_closed_form(form, draw) else None
 
+    @property
+    def _fusible_form(self) -> Form | None:
+        """The form of the objective if kernels can compute its loss and gradients; else None."""
+        # The log z of a normalised objective, fixed or learned, is not in its form.
+        return None if self.objective.normalised or self.update != "scored" else self.objective.form
+
     def exact_losses(self, examples: Examples) -> Tensor | None:
         """Return the losses [B] over all classes from a kernel; None in traced code, for which there is none."""
         return None if is_transformed() else self._cross_entropy(examples, None, sparse=False)
 
     def fastest_exact(self, examples: Examples) -> tuple[str | None, float]:
         """Return the fastest way to the exact loss of the examples, and the seconds of the loss and its gradients."""
+        form = self._fusible_form
+        if form is None or not is_cross_entropy(form, keeps_hits=self.objective.keeps_hits):
+            return None, exhaustive_seconds(self, examples)
         hidden, weight = self._directions(examples.hidden), self._directions(self.weight, scaled=False)
         return fastest_way(hidden, weight, target=examples.target, bias=self.bias, exclude=examples.exclude)
 

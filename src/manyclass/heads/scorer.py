@@ -10,14 +10,14 @@ from manyclass import _check
 from manyclass._handle import Handle
 from manyclass.candidates import Candidates
 from manyclass.heads._learning import probe_of
-from manyclass.heads._probe import step_seconds
+from manyclass.heads._probe import exhaustive_seconds
 from manyclass.heads._rows import gathered, is_sharded
 from manyclass.heads.exact import TopK, exact_log_prob, exact_log_z, exact_topk
 from manyclass.heads.examples import Examples
 from manyclass.heads.sampled import approximate_log_likelihood, exact_loss, sampled_loss
 from manyclass.kernels import at_least_float32, exclude_hits
 from manyclass.objectives import Likelihood, Objective
-from manyclass.samplers import ErrorProbe, Exhaustive, Sampler, check_life_cycle
+from manyclass.samplers import ErrorProbe, Sampler, check_life_cycle
 
 
 class ScorerHead(nn.Module):
@@ -86,11 +86,7 @@ class ScorerHead(nn.Module):
 
     def fastest_exact(self, examples: Examples) -> tuple[None, float]:
         """Return the seconds of the exact loss of the examples and its gradients; there is one way."""
-        exhaustive = Exhaustive(self.num_classes)
-        exclude = examples.target.unsqueeze(1)
-        return None, step_seconds(
-            self, examples, lambda: exhaustive.draw(examples.target, exclude, hidden=None, generator=None)
-        )
+        return None, exhaustive_seconds(self, examples)
 
     def scores(self, hidden: Tensor, ids: Tensor) -> Tensor:
         """Return scores [B, K] of hidden [B, ...] for ids [B, K], or for ids [K] that all examples share."""

@@ -140,8 +140,8 @@ class _Runs:
         u = scores.softmax(1)
         # The largest probability is exp(most) / Σ exp s.
         log_sum = (most - u.gather(1, place).log()).squeeze(1)
-        if self.exclude is not None:
-            # An example may exclude all classes of a run.
+        if self.exclude is not None or self.bias is not None:
+            # An example may exclude all classes of a run, or their biases be -inf.
             empty = most.isneginf()
             u, log_sum = u.masked_fill_(empty, 0.0), torch.where(empty.squeeze(1), -math.inf, log_sum)
         return u, log_sum, log_sum

@@ -210,6 +210,8 @@ class Automatic(nn.Module):
         options: list[tuple[float, str, int, float]] = []
         for design in DESIGNS:
             if design not in errors:
+                if not is_high and not self._can_be_cheaper(design):
+                    continue
                 errors[design] = 0.0 if design == EXACT else self._try(design, observation)
             # Costs of a design that was never tried are measured in that trial.
             bound = self.rmse_log_z * (1.0 if is_high or design == self.design else LOWER)
@@ -231,9 +233,16 @@ class Automatic(nn.Module):
             return
         measured = ", ".join(
             f"{errors[name]:.2g} with {_design_text(name, k)} ({_milliseconds(self._cost(name, k))})"
-            for name, k in ((name, self._k(name)) for name in DESIGNS)
+            for name, k in ((name, self._k(name)) for name in DESIGNS if name in errors)
         )
         self._take(design, k, f"the error of log Z̃ is {measured}")
+
+    def _can_be_cheaper(self, design: str) -> bool:
+        """Return False if a design is too dear, even at the least k, to leave the present one for it."""
+        least = self._cost(design, self.least)
+        # Not measured yet, but a draw that is made for its batch takes longer than one that is not.
+        least = self.costs.shared if math.isnan(least) else least
+        return least < CHEAPER * self._cost(self.design, self.k)
 
     def _options(self, design: str, error: float, *, is_high: bool) -> Iterator[tuple[int, float]]:
         """Yield numbers of classes in ascending order, and the error to expect of each."""
@@ -249,9 +258,9 @@ class Automatic(nn.Module):
     def _try(self, design: str, observation: Observation) -> float:
         """Return the error that a design, which is not the present one, would have in this step."""
         sampler: Learned | Tailored = getattr(self, design)
-        if design == TAILORED:
+        if isinstance(sampler, Tailored):
             # A sketch of the present hidden vectors, as it would be if this were the present design.
-            sampler.observe(observation)
+            sampler.learn(observation)
             sampler.refresh()
         if math.isnan(getattr(self.costs, design)):
             seconds = self._seconds(design, observation) + self.costs.per_class * (self.least - sampler.k)

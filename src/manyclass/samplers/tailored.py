@@ -197,11 +197,15 @@ class Tailored(nn.Module):
         moment = self.moment.clone()
         return lambda: Sketch.of(moment, self.rank)
 
-    @torch.no_grad()
     def observe(self, observation: Observation) -> None:
-        """Add hidden of some steps, by all ranks, to the second moment."""
-        due = self.schedule.steps % max(1, self.every // BATCHES_PER_SKETCH) == 0
-        if not due or not self.schedule.is_attached:
+        """Learn from some of the steps."""
+        if self.schedule.steps % max(1, self.every // BATCHES_PER_SKETCH) == 0:
+            self.learn(observation)
+
+    @torch.no_grad()
+    def learn(self, observation: Observation) -> None:
+        """Add hidden of a step, by all ranks, to the second moment."""
+        if not self.schedule.is_attached:
             return
         hidden = directions(observation.hidden.float(), self.similarity)
         with torch.autocast(self.device.type, enabled=False):

@@ -129,7 +129,7 @@ def _check_training(saved: Any, fresh: dict[str, Any], batches: int) -> None:
     if not isinstance(saved, dict) or set(saved) != set(fresh):
         raise ValueError("it does not describe a training")
     # These parts grow during the training, so their structure is checked separately.
-    grown = ("records", "spent", "best", "rng_at_epoch", "loss", "probe")
+    grown = ("records", "spent", "best", "rng_at_epoch", "loss", "probe", "extra_probe")
     _check_alike("its training", *({k: v for k, v in x.items() if k not in grown} for x in (saved, fresh)))
     progress, best, random = saved["progress"], saved["best"], saved["rng_at_epoch"]
     if progress["position"] > batches or progress["epoch"] > progress["step"]:
@@ -139,10 +139,11 @@ def _check_training(saved: Any, fresh: dict[str, Any], batches: int) -> None:
         raise ValueError("its loss is no number")
     if not isinstance(saved["records"], list) or not all(map(_is_record, saved["records"])):
         raise ValueError("its records are damaged")
-    if not isinstance(saved["probe"], list) or not all(isinstance(value, float) for value in saved["probe"]):
-        raise ValueError("its probes are damaged")
-    if fresh["probe"]:
-        ErrorProbe().load_state(saved["probe"])
+    for name in ("probe", "extra_probe"):
+        if not isinstance(saved[name], list) or not all(isinstance(value, float) for value in saved[name]):
+            raise ValueError("its probes are damaged")
+        if fresh[name]:
+            ErrorProbe().load_state(saved[name])
     if not isinstance(saved["spent"], dict) or not all(_is_number(x, float) for x in saved["spent"].values()):
         raise ValueError("its time by phase is damaged")
     if (

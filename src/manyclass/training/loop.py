@@ -189,7 +189,8 @@ class Training:
             "loss": float(self._loss),
             "spent": self._stopwatch.seconds,
             "best": self._best.state_dict(),
-            "probe": self._shown_probe().state() if self._shows_probes else [],
+            "probe": self._head_probe().state() if self._samples else [],
+            "extra_probe": [] if self._extra is None else self._extra.state(),
             "rng_now": self._rng_now or rng_state(self._device),
             "rng_at_epoch": self._stream.rng_at_epoch,
         }
@@ -206,8 +207,12 @@ class Training:
         self._loss.fill_(state["loss"])
         self._stopwatch = Stopwatch(state["spent"])
         self._best.load_state_dict(state["best"])
+        if self._samples:
+            self._head_probe().load_state(state["probe"])
+        # A training may be continued with another `probe_every`.
+        if self._extra is not None and state["extra_probe"]:
+            self._extra.load_state(state["extra_probe"])
         if self._shows_probes:
-            self._shown_probe().load_state(state["probe"])
             self._probed = self._shown_probe().number
         self._rng_now, self._stream.rng_at_epoch = state["rng_now"], state["rng_at_epoch"]
 
@@ -271,8 +276,11 @@ class Training:
         finally:
             probes.remove(self._extra)
 
+    def _head_probe(self) -> ErrorProbe:
+        return self._head.probe  # type: ignore[return-value]
+
     def _shown_probe(self) -> ErrorProbe:
-        return self._extra or self._head.probe  # type: ignore[return-value]
+        return self._extra or self._head_probe()
 
     def _news(self) -> dict[str, Any]:
         """Return the fields of a record that the step has changed: the pooled error, a decision of the sampler."""

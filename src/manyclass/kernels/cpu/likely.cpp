@@ -7,6 +7,8 @@
 #include <limits>
 #include <vector>
 
+#include "exponential.h"
+
 namespace {
 
 constexpr float kNone = -std::numeric_limits<float>::infinity();
@@ -26,25 +28,8 @@ inline float widened(uint16_t bits) {
     return x;
 }
 
-// exp for x <= 0, within 2 ulp: a polynomial, so that the compiler can vectorise the loop around it. Written so that NaN
-// becomes nearly 0.
-inline float exponential(float x) {
-    const float clamped = x > -87.0f ? x : -87.0f;
-    const float n = std::floor(clamped * 1.44269504f + 0.5f);
-    float r = clamped - n * 0.693359375f;
-    r = r + n * 2.12194440e-4f;
-    float y = 1.9875691500e-4f;
-    y = y * r + 1.3981999507e-3f;
-    y = y * r + 8.3334519073e-3f;
-    y = y * r + 4.1665795894e-2f;
-    y = y * r + 1.6666665459e-1f;
-    y = y * r + 5.0000001201e-1f;
-    y = y * r * r + r + 1.0f;
-    const int32_t bits = (static_cast<int32_t>(n) + 127) << 23;
-    float power;
-    std::memcpy(&power, &bits, sizeof power);
-    return y * power;
-}
+// exp for x <= 0; NaN becomes nearly 0, since a comparison with it is false.
+inline float clamped_exponential(float x) { return exponential(x > -87.0f ? x : -87.0f); }
 
 // The places of the n largest finite values, in descending order; -1 if there are fewer.
 void find_largest(const float* row, int64_t classes, int64_t n, std::vector<float>& best, int64_t* ids) {
@@ -96,7 +81,7 @@ void likely(const T* scores, const float* bias, int64_t batch, int64_t classes, 
             if (!std::isfinite(highest)) continue;
             float sum = 0.0f;
 #pragma omp simd reduction(+ : sum)
-            for (int64_t c = 0; c < classes; ++c) sum += exponential(s[c] - highest);
+            for (int64_t c = 0; c < classes; ++c) sum += clamped_exponential(s[c] - highest);
             const float log_z = highest + std::log(sum);
             // Classes that the example sums itself keep what the others gave them.
             for (int64_t i = 0; i < nearest; ++i) kept[i] = near[i] < 0 ? kNone : m[near[i]];
