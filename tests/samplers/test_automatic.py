@@ -219,6 +219,24 @@ def test_a_resized_sampler_measures_again():
     assert math.isnan(sampler.costs.exact)
 
 
+def test_a_resized_sampler_keeps_its_design_and_k_and_measures_them():
+    for errors, expected in (((0.25, 0.9), ("shared", 4096)), ((0.9, 0.05), ("tailored", 1024))):
+        sampler, steps = train(errors, seconds(tailored=30.0) if expected[0] == "shared" else seconds())
+        assert (sampler.design, sampler.k) == (expected[0], min(2048, expected[1]))
+        sampler._set_k(*expected)
+        sampler.resize(10_000)
+        steps.run(1)
+        assert (sampler.design, sampler.k) == expected
+        assert (sampler.costs.shared, sampler.costs.per_class) == (4.0, 1 / 512)
+        assert math.isnan(sampler.costs.tailored) == (expected[0] == "shared")
+
+
+@pytest.mark.parametrize("exact", [-1.0, math.inf])
+def test_costs_that_a_state_cannot_hold_are_refused(exact):
+    with pytest.raises(ValueError, match=f"`exact` must be finite and at least 0, got {exact}"):
+        Automatic(torch.ones(C), costs=seconds(exact=exact))
+
+
 def test_a_resized_head_draws_no_more_classes_than_there_are_and_again_at_least_the_least():
     torch.manual_seed(0)
     head = ClassHead(8, 3000, counts=torch.ones(3000))
