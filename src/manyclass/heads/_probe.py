@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from manyclass import _ranks
+from manyclass._context import fork_rng
 from manyclass.candidates import Candidates
 from manyclass.errors import InaccurateWarning
 from manyclass.forms import LogSumExp, transformed
@@ -97,11 +98,13 @@ def mean_square_error(head: ProbedHead, examples: Examples, loss: Tensor, turn: 
     exclude = target if examples.exclude is None else torch.cat([target, examples.exclude[rows]], 1)
     form = head.objective.form
     assert isinstance(form, LogSumExp)
-    score, log_z = exact_scores(head, examples.hidden[rows], target, exclude[:, 1:])
-    score = score.squeeze(1)
-    if form.target_transform is not None and form.target:
-        others = exact_scores(head, examples.hidden[rows], target[:, :0], exclude)[1]
-        log_z = torch.logaddexp(transformed(form, score), others)
+    # A scorer may have dropout, and a training must not depend on what is measured in it.
+    with fork_rng(loss.device):
+        score, log_z = exact_scores(head, examples.hidden[rows], target, exclude[:, 1:])
+        score = score.squeeze(1)
+        if form.target_transform is not None and form.target:
+            others = exact_scores(head, examples.hidden[rows], target[:, :0], exclude)[1]
+            log_z = torch.logaddexp(transformed(form, score), others)
     squares = (loss[rows].double() + transformed(form, score).double() - log_z.double()).square()
     return float(squares.mean() if examples.valid is None else squares[examples.valid[rows]].mean())
 

@@ -100,6 +100,7 @@ class Training:
             raise ValueError(f"`probe_every` must be None or 0 for {got}")
         self._held_out = held_out
         # The probe to record: a separate one, the head's, or none.
+        self._probe_every = probe_every
         self._extra = ErrorProbe(every=probe_every) if probe_every else None
         self._shows_probes = self._samples and probe_every != 0
         self._probed, self._decided = 0, 0
@@ -190,6 +191,7 @@ class Training:
             "spent": self._stopwatch.seconds,
             "best": self._best.state_dict(),
             "probe": self._shown_probe().state() if self._shows_probes else [],
+            "probe_every": self._probe_every,
             "rng_now": self._rng_now or rng_state(self._device),
             "rng_at_epoch": self._stream.rng_at_epoch,
         }
@@ -206,7 +208,8 @@ class Training:
         self._loss.fill_(state["loss"])
         self._stopwatch = Stopwatch(state["spent"])
         self._best.load_state_dict(state["best"])
-        if self._shows_probes:
+        # With another `probe_every` it is the state of another probe: the head may decide by the one that is shown.
+        if self._shows_probes and state.get("probe_every", self._probe_every) == self._probe_every:
             self._shown_probe().load_state(state["probe"])
             self._probed = self._shown_probe().number
         self._rng_now, self._stream.rng_at_epoch = state["rng_now"], state["rng_at_epoch"]
