@@ -9,6 +9,7 @@ import torch
 
 from manyclass import ClassCounts, ClassHead, ScorerHead
 from manyclass.candidates import Candidates
+from manyclass.kernels import EXACT_WAYS
 from manyclass.samplers import Automatic, Costs, Exhaustive, Learned, Observation, Tailored
 
 C = 20_000
@@ -153,6 +154,12 @@ def test_every_decision_is_logged_with_what_was_measured(caplog):
         "step 4: the error of log Z̃ is 0 with all classes (40 ms), 0.9 with the shared design, k = 1,024 (4 ms), "
         "0.05 with the tailored design, k = 1,024 (12 ms); from now on the tailored design, k = 1,024"
     ]
+
+
+def test_all_ranks_take_the_exact_way_of_the_first(monkeypatch):
+    first = torch.tensor([EXACT_WAYS.index("chunked")])
+    monkeypatch.setattr("manyclass._ranks.from_ranks", lambda *own: [(first,) if len(own) == 1 else own, own])
+    assert train((0.3, 0.3), seconds(exact=3.0), probes=1)[0].exact.way == "chunked"
 
 
 def test_given_costs_are_not_measured():

@@ -257,7 +257,7 @@ class Automatic(nn.Module):
         more, present = min(4 * self.least, self.num_classes), self._k(SHARED)
         way, seconds = observation.exact()
         exact = self._agreed(EXACT, seconds, observation)
-        self.exact.way = way
+        self.exact.way = _way_of_first_rank(way, observation.hidden.device)
         self._set_k(SHARED, self.least)
         shared = self._seconds(SHARED, observation)
         self._set_k(SHARED, more)
@@ -359,6 +359,13 @@ def _checked(costs: Costs) -> Costs:
         if not math.isnan(seconds := getattr(costs, field.name)):
             _check.number(field.name, seconds, low=0)
     return costs
+
+
+def _way_of_first_rank(way: str | None, device: torch.device) -> str | None:
+    """Return the exact way that the first rank has measured: a training is resumed from the state of one rank."""
+    index = torch.tensor([-1 if way is None else EXACT_WAYS.index(way)], device=device)
+    first = int(_ranks.from_ranks(index)[0][0])
+    return None if first < 0 else EXACT_WAYS[first]
 
 
 def _replace(costs: Costs, design: str, seconds: float) -> Costs:
