@@ -27,6 +27,11 @@ def isolated() -> Iterator[None]:
         yield
 
 
+def fork_rng(device: torch.device) -> contextlib.AbstractContextManager[None]:
+    """Restore the global RNG state of the CPU and the device on exit."""
+    return torch.random.fork_rng([device] if device.type == "cuda" else [])
+
+
 def is_transformed() -> bool:
     """Return True inside torch.compile, torch.export or a transform of torch.func.
 

@@ -464,3 +464,21 @@ def test_a_compiled_step_gathers_rows_only_for_sparse_gradients(sparse):
     assert distance(*found) < 1e-12
     code = graphs[0].code
     assert ("gather_rows" in code, "cross_entropy" in code) == (sparse, not sparse)
+
+
+@pytest.mark.parametrize(("factor", "expected"), [(0.9, "closed_form"), (0.5, "chunked")])
+def test_on_the_cpu_a_small_difference_of_speed_does_not_choose_the_way(monkeypatch, factor, expected):
+    clock, run = [0.0], exact_cross_entropy
+
+    def timed(*arguments, way, **options):
+        clock[0] += {"closed_form": 1.0, "chunked": factor}.get(way, 2.0)
+        return run(*arguments, way=way, **options)
+
+    monkeypatch.setattr(fastest, "exact_cross_entropy", timed)
+    monkeypatch.setattr(fastest.time, "perf_counter", lambda: clock[0])
+    assert fastest_way(**operands())[0] == expected
+
+
+@pytest.mark.parametrize("way", ["eager", "closed_form", "chunked"])
+def test_a_batch_may_be_empty(way):
+    assert exact_cross_entropy(**operands(batch=0), way=way).shape == (0,)

@@ -9,6 +9,7 @@ import torch
 
 from manyclass import ClassCounts, ClassHead, ScorerHead
 from manyclass.candidates import Candidates
+from manyclass.kernels import EXACT_WAYS
 from manyclass.samplers import Automatic, Costs, Exhaustive, Learned, Observation, Tailored
 
 C = 20_000
@@ -163,6 +164,12 @@ def test_every_decision_is_logged_with_what_was_measured(caplog):
     ]
 
 
+def test_all_ranks_take_the_exact_way_of_the_first(monkeypatch):
+    first = torch.tensor([EXACT_WAYS.index("chunked")])
+    monkeypatch.setattr("manyclass._ranks.from_ranks", lambda *own: [(first,) if len(own) == 1 else own, own])
+    assert train((0.3, 0.3), seconds(exact=3.0), probes=1)[0].exact.way == "chunked"
+
+
 def test_given_costs_are_not_measured():
     sampler, steps = train((0.9, 0.05), probes=9, costs=None)
     assert steps.timed == ["exact", "Learned", "Learned", "Tailored"]
@@ -225,6 +232,24 @@ def test_a_resized_sampler_measures_again():
     sampler.resize(3000)
     assert (sampler.num_classes, sampler.exact.num_classes) == (3000, 3000)
     assert math.isnan(sampler.costs.exact)
+
+
+def test_a_resized_sampler_keeps_its_design_and_k_and_measures_them():
+    for errors, expected in (((0.25, 0.9), ("shared", 4096)), ((0.9, 0.05), ("tailored", 1024))):
+        sampler, steps = train(errors, seconds(tailored=30.0) if expected[0] == "shared" else seconds())
+        assert (sampler.design, sampler.k) == (expected[0], min(2048, expected[1]))
+        sampler._set_k(*expected)
+        sampler.resize(10_000)
+        steps.run(1)
+        assert (sampler.design, sampler.k) == expected
+        assert (sampler.costs.shared, sampler.costs.per_class) == (4.0, 1 / 512)
+        assert math.isnan(sampler.costs.tailored) == (expected[0] == "shared")
+
+
+@pytest.mark.parametrize("exact", [-1.0, math.inf])
+def test_costs_that_a_state_cannot_hold_are_refused(exact):
+    with pytest.raises(ValueError, match=f"`exact` must be finite and at least 0, got {exact}"):
+        Automatic(torch.ones(C), costs=seconds(exact=exact))
 
 
 def test_a_resized_head_draws_no_more_classes_than_there_are_and_again_at_least_the_least():

@@ -313,3 +313,17 @@ def test_cosines_are_scanned():
     head = ClassHead(D, C, sampler=Tailored(COUNTS, 9, probes=2), similarity="cosine")
     assert head.sampler.probing is None
     assert head(queries(), TARGET).isfinite()
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, 1e30])
+def test_a_bad_class_vector_spoils_no_cell_and_no_state(bad):
+    weight, bias = rows()
+    weight[7, 1] = bias[9] = bad
+    sampler = Tailored(COUNTS, 6, probes=2)
+    sampler.attach(weight, bias)
+    sampler(TARGET, hidden=queries())
+    sampler.load_state_dict(sampler.state_dict())
+    cells = sampler.search.cells
+    assert sorted(cells.order.tolist()) == list(range(C))
+    assert cells.centroids.isfinite().all()
+    assert cells.levels.isfinite().all()

@@ -313,3 +313,9 @@ def test_counts_are_read_again_and_resized():
 def test_bad_arguments_are_named(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_biases_may_be_a_column():
+    sampler = Tailored(torch.ones(50), 8)
+    sampler.attach(torch.randn(50, 4), torch.randn(50, 2)[:, 0])
+    assert sampler(torch.arange(5), hidden=torch.randn(5, 4)).ids().shape == (5, 8)

@@ -5,8 +5,9 @@ from warnings import catch_warnings, simplefilter
 
 import pytest
 import torch
+from torch import nn
 
-from manyclass import ClassCounts, ClassHead, diagnose
+from manyclass import ClassCounts, ClassHead, ScorerHead, diagnose
 from manyclass.errors import InaccurateWarning
 from manyclass.optim import RowAdagrad
 from manyclass.samplers import Automatic, Budget, Clustered, Costs, Learned, Systematic, Tailored
@@ -163,3 +164,61 @@ def test_a_budget_measures_with_a_separate_generator():
         torch.manual_seed(5)
         runs.append([head(*batch).item() for batch in batches()[:12]])
     assert runs[0] == runs[1]
+
+
+class WithDropout(nn.Module):
+    """A scorer that draws from torch's global RNG."""
+
+    def __init__(self):
+        super().__init__()
+        self.items = nn.Embedding(3000, 4)
+        self.dropout = nn.Dropout(0.5)
+
+    def forward(self, hidden, ids):
+        return hidden @ self.dropout(self.items(ids)).transpose(1, 2)
+
+
+def deciding(head, *, steps, probe_every):
+    generator = torch.Generator().manual_seed(1)
+    batches = [
+        (torch.randn(64, 4, generator=generator), torch.randint(3000, (64,), generator=generator)) for _ in range(8)
+    ]
+    optimizer = torch.optim.SGD(head.parameters(), 0.5)
+    return Training(head, batches, optimizer, steps=steps, probe_every=probe_every)
+
+
+def automatic():
+    return Automatic(torch.ones(3000), every=2, costs=Costs(40.0, 4.0, 12.0, 1e-3))
+
+
+def test_a_scorer_with_dropout_trains_the_same_with_any_probes():
+    found = []
+    for probe_every in (0, 3):
+        torch.manual_seed(0)
+        head = ScorerHead(WithDropout(), automatic())
+        deciding(head, steps=12, probe_every=probe_every).run()
+        found.append(head.scorer.items.weight)
+    assert torch.equal(*found)
+
+
+@pytest.mark.parametrize("before", [None, 0, 3])
+@pytest.mark.parametrize("after", [None, 0, 3])
+def test_a_training_resumed_with_other_probes_takes_the_same_decisions(before, after):
+    def make(steps, probe_every):
+        torch.manual_seed(0)
+        head = ClassHead(4, 3000, sampler=automatic())
+        with torch.no_grad():
+            head.weight.mul_(12)
+        return head, deciding(head, steps=steps, probe_every=probe_every)
+
+    whole, training = make(16, None)
+    training.run()
+    assert len(whole.sampler.decisions) == 1
+    first, training = make(6, before)
+    training.run()
+    second, resumed = make(16, after)
+    second.load_state_dict(first.state_dict())
+    resumed.load_state_dict(training.state_dict())
+    resumed.run()
+    assert second.sampler.decisions == whole.sampler.decisions
+    assert torch.equal(second.weight, whole.weight)

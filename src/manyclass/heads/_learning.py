@@ -11,13 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from manyclass import _ranks
-from manyclass._context import is_transformed
+from manyclass._context import fork_rng, is_transformed
 from manyclass._handle import Handle, owner_of
 from manyclass.candidates import Block, Candidates
 from manyclass.heads._probe import (
     ProbedHead,
     exact_seconds,
-    keep_rng_state,
     losses_over,
     mean_square_error,
     probe_step,
@@ -208,21 +207,24 @@ def _(*arguments: object) -> None:
 def _observation(
     head: LearningHead, examples: Examples, candidates: Candidates, probability: Callable[[], Tensor]
 ) -> Observation:
+    device = examples.target.device
+
+    # A separate generator, and the global RNG state forked: a training must not depend on what is measured in it.
     def draw(sampler: Sampler, seed: int) -> Candidates:
-        # A separate generator: a training must not depend on what is measured in it.
-        generator = torch.Generator(examples.target.device).manual_seed(seed)
+        generator = torch.Generator(device).manual_seed(seed)
         return draw_candidates(head, examples, head.objective, generator, attached=True, sampler=sampler)
 
     @torch.no_grad()
     def trial(sampler: Sampler, seed: int) -> float:
-        with keep_rng_state(examples.target.device):
-            loss = losses_over(head, examples, draw(sampler, seed))
-        return mean_square_error(head, examples, loss, seed)
+        with fork_rng(device):
+            return mean_square_error(head, examples, losses_over(head, examples, draw(sampler, seed)), seed)
 
     def seconds(sampler: Sampler) -> float:
-        return step_seconds(head, examples, lambda: draw(sampler, 0))
+        with fork_rng(device):
+            return step_seconds(head, examples, lambda: draw(sampler, 0))
 
     def exact() -> tuple[str | None, float]:
-        return exact_seconds(head, examples)
+        with fork_rng(device):
+            return exact_seconds(head, examples)
 
     return Observation(candidates, examples.hidden.detach(), probability, trial, seconds, exact)

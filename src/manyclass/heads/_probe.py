@@ -1,10 +1,9 @@
 """Measurements on a training step of a head: the error of log Z̃, and the time that a draw takes."""
 
-import contextlib
 import math
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Protocol, TypeVar
@@ -13,6 +12,7 @@ import torch
 from torch import Tensor
 
 from manyclass import _ranks
+from manyclass._context import fork_rng
 from manyclass.candidates import Candidates
 from manyclass.errors import InaccurateWarning
 from manyclass.forms import LogSumExp, transformed
@@ -80,13 +80,6 @@ def probe_step(
         warnings.warn(_warning(probes[0]), InaccurateWarning, stacklevel=2)
 
 
-@contextlib.contextmanager
-def keep_rng_state(device: torch.device) -> Iterator[None]:
-    """Restore the global RNG state after a measurement: a scorer may have dropout."""
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        yield
-
-
 @torch.no_grad()
 def mean_square_error(head: ProbedHead, examples: Examples, loss: Tensor, turn: int) -> float:
     """Return the mean of (log Z̃ - log Z)² over 64 of the examples, other ones in each turn.
@@ -107,7 +100,8 @@ def mean_square_error(head: ProbedHead, examples: Examples, loss: Tensor, turn: 
     exclude = None if examples.exclude is None else examples.exclude[rows]
     form = head.objective.form
     assert isinstance(form, LogSumExp)
-    with keep_rng_state(loss.device):
+    # A scorer may have dropout, and a training must not depend on what is measured in it.
+    with fork_rng(loss.device):
         score, log_z = exact_scores(head, examples.hidden[rows], target, exclude)
         score = score.squeeze(1)
         if form.target_transform is not None and form.target:
@@ -177,7 +171,7 @@ def in_fresh_thread(function: Callable[[], T], device: torch.device) -> T:
         with torch.autocast(device.type, dtype=dtype, enabled=enabled):
             return function()
 
-    with keep_rng_state(device), ThreadPoolExecutor(1) as thread:
+    with fork_rng(device), ThreadPoolExecutor(1) as thread:
         return thread.submit(call).result()
 
 

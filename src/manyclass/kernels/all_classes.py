@@ -98,7 +98,7 @@ class _Runs:
         self.target = target.contiguous()
         self.exclude = exclude.contiguous() if exclude is not None and exclude.shape[1] else None
         self.batch, self.classes, self.keep = hidden.shape[0], weight.shape[0], keep
-        size = max(MIN_RUN_CLASSES, RUN_SCORES[hidden.device.type] // self.batch)
+        size = max(MIN_RUN_CLASSES, RUN_SCORES[hidden.device.type] // max(1, self.batch))
         self.size = self.classes if keep else min(size, self.classes)
         self.starts = range(0, self.classes, self.size)
         self.compiled = dtype == weight.dtype == self.wide and cpu.is_available(hidden, weight)

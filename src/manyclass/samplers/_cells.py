@@ -62,8 +62,8 @@ class Cells:
             bias: [C], or None.
             moment: second moment of hidden [D, D], to any scale; 0: all directions count alike.
         """
-        vectors = vectors.float()
-        bias = vectors.new_zeros(len(vectors)) if bias is None else bias.float()
+        vectors = _bounded(vectors)
+        bias = vectors.new_zeros(len(vectors)) if bias is None else _bounded(bias)
         number = num_cells(len(vectors))
         bounds = cell_bounds(len(vectors), number)
         order = order_by_halving(torch.cat([_scaled(vectors, moment), bias.unsqueeze(1)], 1), bounds)
@@ -73,7 +73,7 @@ class Cells:
         label[order] = cell
         centroids = vectors.new_zeros(number, vectors.shape[1]).index_add_(0, label, vectors).div_(size.unsqueeze(1))
         levels = vectors.new_zeros(number).index_add_(0, label, bias).div_(size).add_(size.log())
-        return cls(order.to(index_dtype(len(order))), centroids, levels)
+        return cls(order.to(index_dtype(len(order))), _bounded(centroids), _bounded(levels))
 
     @classmethod
     def restored(cls, order: Tensor, centroids: Tensor, levels: Tensor, *, num_classes: int, dim: int) -> "Cells":
@@ -174,6 +174,11 @@ def num_cells(num_classes: int) -> int:
 def cell_bounds(num_classes: int, number: int) -> Tensor:
     """Return the first place of each cell in the order, and C, int64 [J + 1] on the CPU."""
     return torch.arange(number + 1, device="cpu") * num_classes // number
+
+
+def _bounded(values: Tensor) -> Tensor:
+    """Return values as float32 within the bounds of a state, NaN as 0: one bad class must not spoil its run."""
+    return values.float().nan_to_num(nan=0.0).clamp_(-MAX_CENTROID, MAX_CENTROID)
 
 
 def _scaled(vectors: Tensor, moment: Tensor) -> Tensor:

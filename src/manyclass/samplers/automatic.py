@@ -112,7 +112,7 @@ class Automatic(nn.Module):
         self.shared = Learned(counts, least, order="cluster", group_size=group_size)
         self.tailored = Tailored(counts, least, group_size=group_size)
         self.exact = Exhaustive(counts.num_classes)
-        self.costs = Costs() if costs is None else costs
+        self.costs = Costs() if costs is None else _checked(costs)
         self.design = SHARED
         # An error that it is about to mend needs no warning.
         self.probe = ErrorProbe(every=every, warns=TOO_HIGH * rmse_log_z > WARNED_ERROR)
@@ -263,23 +263,31 @@ class Automatic(nn.Module):
             sampler.learn(observation)
             sampler.refresh()
         if math.isnan(getattr(self.costs, design)):
-            seconds = self._seconds(design, observation) + self.costs.per_class * (self.least - sampler.k)
-            self.costs = _replace(self.costs, design, seconds)
+            self._measure_one(design, observation)
         squares = [observation.trial(sampler, self.probe.steps + i) for i in range(TRIALS)]
         square = _ranks.mean_over_ranks(math.fsum(square / TRIALS for square in squares), observation.hidden.device)
         return math.sqrt(square) if square >= 0 else math.inf
 
     def _measure(self, observation: Observation) -> None:
         """Measure what exact and shared steps take; the tailored design is measured when it is first tried."""
-        more = min(4 * self.least, self.num_classes)
+        more, present = min(4 * self.least, self.num_classes), self._k(SHARED)
         way, seconds = observation.exact()
-        exact, shared = self._agreed(EXACT, seconds, observation), self._seconds(SHARED, observation)
-        self.exact.way = way
-        self.shared.set_k(more)
+        exact = self._agreed(EXACT, seconds, observation)
+        self.exact.way = _way_of_first_rank(way, observation.hidden.device)
+        self._set_k(SHARED, self.least)
+        shared = self._seconds(SHARED, observation)
+        self._set_k(SHARED, more)
         larger = self._seconds(SHARED, observation)
-        self.shared.set_k(self.least)
+        self._set_k(SHARED, present)
         per_class = max(0.0, larger - shared) / max(1, more - self.least)
         self.costs = Costs(exact, shared, math.nan, per_class)
+        # A sampler that was resized may have reached it already.
+        if self.design == TAILORED:
+            self._measure_one(TAILORED, observation)
+
+    def _measure_one(self, design: str, observation: Observation) -> None:
+        seconds = self._seconds(design, observation) + self.costs.per_class * (self.least - self._k(design))
+        self.costs = _replace(self.costs, design, max(0.0, seconds))
 
     def _seconds(self, design: str, observation: Observation) -> float:
         return self._agreed(design, observation.seconds(getattr(self, design)), observation)
@@ -360,6 +368,20 @@ class Automatic(nn.Module):
 
 
 _CHOICE_LENGTH = 8
+
+
+def _checked(costs: Costs) -> Costs:
+    for field in fields(costs):
+        if not math.isnan(seconds := getattr(costs, field.name)):
+            _check.number(field.name, seconds, low=0)
+    return costs
+
+
+def _way_of_first_rank(way: str | None, device: torch.device) -> str | None:
+    """Return the exact way that the first rank has measured: a training is resumed from the state of one rank."""
+    index = torch.tensor([-1 if way is None else EXACT_WAYS.index(way)], device=device)
+    first = int(_ranks.from_ranks(index)[0][0])
+    return None if first < 0 else EXACT_WAYS[first]
 
 
 def _replace(costs: Costs, design: str, seconds: float) -> Costs:

@@ -317,7 +317,7 @@ class Tailored(nn.Module):
         vectors = self.schedule.attached if torch.compiler.is_compiling() else self.schedule.vectors
         if len(vectors) == 0:
             return None
-        weight, bias = vectors[0].detach(), vectors[1].detach().float() if len(vectors) > 1 else None
+        weight, bias = vectors[0].detach(), vectors[1].detach().float().contiguous() if len(vectors) > 1 else None
         if self._num_drawn < self.num_classes:
             bias = torch.zeros_like(self.weights, dtype=torch.float32) if bias is None else bias
             bias = bias.masked_fill(self.weights == 0, -math.inf)

@@ -1,6 +1,5 @@
 """The parts of a step: batches in, the update of the parameters, and the global RNG state that both depend on."""
 
-import contextlib
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 
@@ -14,11 +13,6 @@ from manyclass.optim import clip_grad_norm_
 from manyclass.training.history import Progress
 
 Clip = Callable[[list[nn.Parameter]], object]
-
-
-def fork_rng(device: torch.device) -> contextlib.AbstractContextManager[None]:
-    """Restore the global RNG state of the CPU and the device on exit."""
-    return torch.random.fork_rng([device] if device.type == "cuda" else [])
 
 
 def rng_state(device: torch.device) -> list[Tensor]:

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from manyclass import _check
+from manyclass._context import fork_rng
 from manyclass.defaults import IGNORE_INDEX
 from manyclass.eval_mode import eval_mode
-from manyclass.training._stepping import fork_rng
 from manyclass.training.batch import Batch, device_of
 from manyclass.training.history import Progress
 
