@@ -178,6 +178,24 @@ def test_given_costs_are_not_measured():
     assert (other.run(9).design, other.timed) == ("tailored", [])
 
 
+@pytest.mark.parametrize(
+    ("costs", "error", "message"),
+    [
+        ({"exact": 1.0}, TypeError, "`costs` must be a Costs, got dict"),
+        (Costs(exact=1.0), ValueError, r"`costs\.shared` must be finite and above 0, got nan"),
+        (seconds(exact=-1.0), ValueError, r"`costs\.exact` must be finite and above 0, got -1\.0"),
+        (seconds(per_class=math.nan), ValueError, r"`costs\.per_class` must be finite and at least 0, got nan"),
+    ],
+)
+def test_incomplete_costs_are_refused(costs, error, message):
+    with pytest.raises(error, match=message):
+        Automatic(torch.ones(C), costs=costs)
+
+
+def test_costs_without_a_tailored_design_are_enough():
+    assert math.isnan(Automatic(torch.ones(C), costs=seconds(tailored=math.nan, per_class=0.0)).costs.tailored)
+
+
 def test_given_costs_decide_at_once_too():
     sampler = Automatic(torch.ones(C), costs=seconds(exact=1.0))
     assert Steps(sampler, {"shared": 0.1, "tailored": 0.1}, seconds()).run(1).design == "exact"

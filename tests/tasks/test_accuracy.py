@@ -6,7 +6,7 @@ from manyclass import tasks
 from manyclass.training import History, Progress, Record
 
 ADVICE = (
-    "rare classes are trained wrongly. Leave --sampler and --k out, or take a larger --k, --sampler tailored or "
+    "rare classes may be trained wrongly. Leave --sampler and --k out, or take a larger --k, --sampler tailored or "
     "--sampler exact"
 )
 

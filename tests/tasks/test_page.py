@@ -43,7 +43,8 @@ def test_the_result_is_the_measurement(trained, kind):
     assert output["perplexity"] == f"{done.measured.perplexity:,.2f}"
     for name, value in done.measured.metrics.items():
         assert output[name] == f"{value:.4f}"
-    assert output["best at step"] == f"{done.history.best_step:,}"
+    by = {"sequences": " NDCG@10", "triples": " MRR"}.get(kind, "")
+    assert output[f"best{by} at step"] == f"{done.history.best_step:,}"
     assert output["classes"] == str(len(done.model.names))
 
 

@@ -136,6 +136,16 @@ def test_a_file_gets_plain_lines():
     ]
 
 
+def test_the_last_line_names_the_metric_of_the_best_model():
+    file = io.StringIO()
+    ProgressLine(file=file).on_end(
+        None, history(best_step=1100, best_loss=2.25, best_by="NDCG@10", stopped="interrupted")
+    )
+    assert file.getvalue() == (
+        "stopped (interrupted) after 1,200 steps, best NDCG@10 at step 1,100: held-out loss 2.2500\n"
+    )
+
+
 def test_a_file_gets_few_lines_without_an_evaluation():
     file = io.StringIO()
     show(ProgressLine(file=file, every=1000))

@@ -73,10 +73,11 @@ class Automatic(nn.Module):
         least: the least k, 1,024 by default, where it starts. At most half as many examples share a draw.
         every: training steps between two probes. Default: as few as cost 1 % of the time.
         costs: the seconds of a step by design, as another training measured them: given these, all decisions follow
-            from the seed. None: they are measured.
+            from the seed. Only `tailored` may be NaN. None: they are measured.
 
     Raises:
-        ValueError: there are at most `least` classes, or a number is out of range.
+        TypeError: `costs` is not a `Costs`.
+        ValueError: there are at most `least` classes, a number is out of range, or one of the costs is missing.
 
     Example:
         >>> from manyclass import ClassHead
@@ -371,9 +372,14 @@ _CHOICE_LENGTH = 8
 
 
 def _checked(costs: Costs) -> Costs:
-    for field in fields(costs):
-        if not math.isnan(seconds := getattr(costs, field.name)):
-            _check.number(field.name, seconds, low=0)
+    """Return costs that are complete: with NaN in a comparison no decision would ever be taken."""
+    if not isinstance(costs, Costs):
+        raise TypeError(f"`costs` must be a Costs, got {type(costs).__name__}")
+    for field in fields(Costs):
+        seconds = getattr(costs, field.name)
+        # Each further class may be free; the tailored design is measured when it is first tried.
+        if field.name != TAILORED or not math.isnan(seconds):
+            _check.number(f"costs.{field.name}", seconds, low=0, strict=field.name != "per_class")
     return costs
 
 

@@ -24,6 +24,6 @@ def error_summary(history: History) -> str | None:
         return line
     much = "much too high" if error > WARNED_ERROR else "too high"
     return (
-        f"{line}, which is {much}: rare classes are trained wrongly. Leave --sampler and --k out, or take "
+        f"{line}, which is {much}: rare classes may be trained wrongly. Leave --sampler and --k out, or take "
         "a larger --k, --sampler tailored or --sampler exact"
     )

@@ -39,13 +39,14 @@ def report_of(model: Model, history: History, measured: Measured, summary: Seque
 
 
 def _outcome(model: Model, history: History, measured: Measured) -> ReportTable:
+    by = "" if history.best_by == "loss" else f" {history.best_by}"
     rows = [
         ["held-out loss, exact", f"{measured.loss:.4f}"],
         ["perplexity", f"{measured.perplexity:,.2f}"],
         *([name, f"{value:.4f}"] for name, value in measured.metrics.items()),
         ["examples", f"{measured.examples:,.0f}"],
         ["classes", f"{len(model.names):,}"],
-        ["best at step", "–" if history.best_step is None else f"{history.best_step:,}"],
+        [f"best{by} at step", "–" if history.best_step is None else f"{history.best_step:,}"],
     ]
     return ReportTable(
         ["measure", "value"], rows, "The best model on all held-out examples; loss in nats, over all classes."

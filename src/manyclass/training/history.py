@@ -72,6 +72,7 @@ class History:
             "interrupted"; or "failed", which only callbacks see, because the error is raised.
         spent: seconds by phase: "batches" (waiting for them), "forward", "update" (gradients and optimisers),
             "evaluation", "callbacks". A GPU runs asynchronously, so the phase that syncs pays for it.
+        best_by: the criterion of the best evaluation: "loss", or the name of a metric.
     """
 
     records: tuple[Record, ...]
@@ -80,3 +81,4 @@ class History:
     best_loss: float | None
     stopped: Stopped
     spent: Mapping[str, float] = field(default_factory=dict)
+    best_by: str = "loss"

@@ -149,7 +149,8 @@ class Training:
                 best = self._best
                 found = None if best.step is None else best.loss
                 spent = self._stopwatch.seconds
-                history = History(tuple(self._records), self.progress, best.step, found, stopped, spent)
+                by = "loss" if self._held_out is None else self._held_out.by
+                history = History(tuple(self._records), self.progress, best.step, found, stopped, spent, by)
                 for callback in self._callbacks:
                     callback.on_end(self, history)
             if interrupted():

@@ -59,7 +59,8 @@ class ProgressLine(Callback):
 
     def on_end(self, training: "Training", history: History) -> None:
         """Print the reason for the end and the best evaluation."""
-        best = "" if history.best_step is None else f", best at step {history.best_step:,}"
+        by = "" if history.best_by == "loss" else f" {history.best_by}"
+        best = "" if history.best_step is None else f", best{by} at step {history.best_step:,}"
         best += "" if history.best_loss is None else f": held-out loss {history.best_loss:.4f}"
         text = f"stopped ({history.stopped}) after {history.progress.step:,} steps{best}\n"
         file = self._file()
