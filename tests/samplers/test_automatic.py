@@ -196,6 +196,17 @@ def test_costs_without_a_tailored_design_are_enough():
     assert math.isnan(Automatic(torch.ones(C), costs=seconds(tailored=math.nan, per_class=0.0)).costs.tailored)
 
 
+def test_a_measurement_changes_no_draw(monkeypatch):
+    monkeypatch.setattr("manyclass.heads._learning.step_seconds", lambda *arguments: 4.0)
+    monkeypatch.setattr("manyclass.heads._learning.exact_seconds", lambda *arguments: (None, 40.0))
+    losses = []
+    for costs in (None, seconds()):
+        torch.manual_seed(0)
+        head = ClassHead(8, 3000, sampler=Automatic(torch.arange(1.0, 3001.0), costs=costs))
+        losses.append([head(torch.randn(32, 8), torch.randint(3000, (32,))).item() for _ in range(6)])
+    assert losses[0] == losses[1]
+
+
 def test_given_costs_decide_at_once_too():
     sampler = Automatic(torch.ones(C), costs=seconds(exact=1.0))
     assert Steps(sampler, {"shared": 0.1, "tailored": 0.1}, seconds()).run(1).design == "exact"
@@ -266,7 +277,7 @@ def test_a_resized_sampler_keeps_its_design_and_k_and_measures_them():
 
 @pytest.mark.parametrize("exact", [-1.0, math.inf])
 def test_costs_that_a_state_cannot_hold_are_refused(exact):
-    with pytest.raises(ValueError, match=f"`exact` must be finite and at least 0, got {exact}"):
+    with pytest.raises(ValueError, match=rf"`costs\.exact` must be finite and above 0, got {exact}"):
         Automatic(torch.ones(C), costs=seconds(exact=exact))
 
 

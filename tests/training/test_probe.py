@@ -214,7 +214,8 @@ def test_a_training_resumed_with_other_probes_takes_the_same_decisions(before, a
     whole, training = make(16, None)
     training.run()
     assert len(whole.sampler.decisions) == 1
-    first, training = make(6, before)
+    # Between the first probe and the second, which calls for the decision.
+    first, training = make(3, before)
     training.run()
     second, resumed = make(16, after)
     second.load_state_dict(first.state_dict())

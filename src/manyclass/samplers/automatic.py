@@ -1,5 +1,6 @@
 """The cheapest design whose error of log Z̃ is small on the data and the device at hand."""
 
+import copy
 import logging
 import math
 from collections.abc import Iterator, Mapping
@@ -271,15 +272,17 @@ class Automatic(nn.Module):
 
     def _measure(self, observation: Observation) -> None:
         """Measure what exact and shared steps take; the tailored design is measured when it is first tried."""
-        more, present = min(4 * self.least, self.num_classes), self._k(SHARED)
+        more = min(4 * self.least, self.num_classes)
         way, seconds = observation.exact()
-        exact = self._agreed(EXACT, seconds, observation)
+        exact = self._agreed(seconds, self.num_classes, observation)
         self.exact.way = _way_of_first_rank(way, observation.hidden.device)
-        self._set_k(SHARED, self.least)
-        shared = self._seconds(SHARED, observation)
-        self._set_k(SHARED, more)
-        larger = self._seconds(SHARED, observation)
-        self._set_k(SHARED, present)
+        # A copy: a training that is given these costs, and measures nothing, must draw the same.
+        measured = copy.copy(self.shared)
+        measured.schedule = copy.copy(measured.schedule)
+        measured.set_k(self.least)
+        shared = self._agreed(observation.seconds(measured), self.least, observation)
+        measured.set_k(more)
+        larger = self._agreed(observation.seconds(measured), more, observation)
         per_class = max(0.0, larger - shared) / max(1, more - self.least)
         self.costs = Costs(exact, shared, math.nan, per_class)
         # A sampler that was resized may have reached it already.
@@ -287,20 +290,17 @@ class Automatic(nn.Module):
             self._measure_one(TAILORED, observation)
 
     def _measure_one(self, design: str, observation: Observation) -> None:
-        seconds = self._seconds(design, observation) + self.costs.per_class * (self.least - self._k(design))
+        sampler: Learned | Tailored = getattr(self, design)
+        # A sketch scans all classes, at about an eighth of a score for each.
+        classes = sampler.k + (self.num_classes / 8 if design == TAILORED else 0)
+        seconds = self._agreed(observation.seconds(sampler), classes, observation)
+        seconds += self.costs.per_class * (self.least - sampler.k)
         self.costs = _replace(self.costs, design, max(0.0, seconds))
 
-    def _seconds(self, design: str, observation: Observation) -> float:
-        return self._agreed(design, observation.seconds(getattr(self, design)), observation)
-
-    def _agreed(self, design: str, seconds: float, observation: Observation) -> float:
-        """Return the mean of the seconds that ranks have measured."""
+    def _agreed(self, seconds: float, classes: float, observation: Observation) -> float:
+        """Return the mean of the seconds that ranks have measured, or without a clock the number of classes scored."""
         seconds = _ranks.mean_over_ranks(seconds, observation.hidden.device)
-        if math.isnan(seconds):
-            # Without a clock: classes scored, and an eighth of a score for each class that a sketch scans.
-            scanned = self.num_classes / 8 if design == TAILORED else 0
-            return float(self._k(design) + scanned)
-        return seconds
+        return float(classes) if math.isnan(seconds) else seconds
 
     def _take(self, design: str, k: int, reason: str) -> None:
         self._next = (design, k)
