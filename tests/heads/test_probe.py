@@ -97,6 +97,23 @@ def test_ignored_examples_are_not_measured():
     assert (head.probe.number, head.probe.pooled) == (2, 1)
 
 
+def test_a_step_with_all_classes_tries_other_designs_on_all_its_examples():
+    seen = []
+    sampler = Exhaustive(C)
+    sampler.learns, sampler.observe = True, seen.append
+    head, hidden, target = make(sampler)
+    target[5] = -100
+    head(hidden, target).backward()
+    other = Systematic(torch.ones(C), 30)
+    found = seen[0].trial(other, 3)
+    exact = head.exact_loss(hidden, target, reduction="none")
+    head.use(other)
+    head.eval()
+    loss = head(hidden, target, reduction="none", generator=torch.Generator().manual_seed(3))
+    squares = (loss - exact).detach().square()
+    assert found == pytest.approx(squares.sum().item() / (B - 1), rel=1e-4)
+
+
 @pytest.mark.parametrize("objective", [LogisticRanking()])
 def test_an_objective_without_an_estimate_of_z_is_not_probed(objective):
     head, hidden, target = make(Systematic(torch.ones(C), 30), objective=objective)

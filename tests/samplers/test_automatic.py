@@ -118,13 +118,13 @@ def test_a_needlessly_small_error_leads_back_to_a_cheaper_design():
     sampler, steps = train((0.9, 0.1))
     assert (sampler.design, sampler.k) == ("tailored", 1024)
     steps.errors.update(shared=0.08, tailored=0.01)
-    steps.run(8)
+    steps.run(16)
     assert (sampler.design, sampler.k) == ("shared", 1024)
     steps.errors.update(shared=0.9, tailored=0.25)
     steps.run(9)
     assert (sampler.design, sampler.k) == ("tailored", 2048)
     steps.errors.update(tailored=0.1)
-    steps.run(8)
+    steps.run(32)
     assert (sampler.design, sampler.k) == ("tailored", 1024)
 
 
@@ -132,8 +132,29 @@ def test_exact_is_left_again_when_a_cheaper_design_is_accurate():
     sampler, steps = train((5.0, 5.0))
     assert sampler.design == "exact"
     steps.errors.update(shared=0.09, tailored=0.05)
-    steps.run(8)
+    steps.run(16)
     assert (sampler.design, sampler.k) == ("shared", 1024)
+
+
+def test_each_rise_doubles_the_probes_that_a_fall_awaits():
+    sampler, steps = train((5.0, 5.0), probes=2)
+    waited = []
+    for _ in range(4):
+        assert sampler.design == "exact"
+        steps.errors.update(shared=0.09, tailored=0.05)
+        probes = 0
+        while sampler.design == "exact":
+            steps.run(1)
+            probes += 1
+        waited.append(probes)
+        steps.errors.update(shared=5.0, tailored=5.0)
+        steps.run(2)
+    assert waited == [16, 32, 64, 128]
+    twin = Automatic(torch.ones(C))
+    twin.load_state_dict(sampler.state_dict())
+    other = Steps(twin, {"shared": 0.09, "tailored": 0.05}, seconds())
+    assert other.run(8 << 5 >> 1).design == "exact"
+    assert other.run(8 << 5 >> 1).design == "shared"
 
 
 def test_a_very_large_error_is_not_waited_for():
@@ -242,7 +263,7 @@ def test_a_decision_that_waits_for_the_next_step_is_restored_too():
     assert sampler.design == "tailored"
 
 
-@pytest.mark.parametrize(("place", "value"), [(0, 3.0), (1, 0.0), (2, 1e9), (4, math.inf), (7, 6.0), (9, math.nan)])
+@pytest.mark.parametrize(("place", "value"), [(0, 3.0), (1, 0.0), (2, 1e9), (4, math.inf), (8, 6.0), (10, math.nan)])
 def test_a_damaged_state_is_refused(place, value):
     state = Automatic(torch.ones(C)).state_dict()
     state["progress"] = state["progress"].clone()

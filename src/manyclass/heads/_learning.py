@@ -18,6 +18,7 @@ from manyclass.heads._probe import (
     ProbedHead,
     exact_seconds,
     losses_over,
+    mean_over_valid,
     mean_square_error,
     probe_step,
     step_seconds,
@@ -133,7 +134,7 @@ def observe(
         if not _ranks.accumulates():
             probe_step(head, [probe_of(head), *head.extra_probes], examples, candidates, loss)
             if head.sampler.learns:
-                head.sampler.observe(_observation(head, examples, candidates, probability))
+                head.sampler.observe(_observation(head, examples, candidates, loss, probability))
         return
     nothing = candidates.excluded.new_empty(0)
     show_sampler(
@@ -205,7 +206,7 @@ def _(*arguments: object) -> None:
 
 
 def _observation(
-    head: LearningHead, examples: Examples, candidates: Candidates, probability: Callable[[], Tensor]
+    head: LearningHead, examples: Examples, candidates: Candidates, loss: Tensor, probability: Callable[[], Tensor]
 ) -> Observation:
     device = examples.target.device
 
@@ -217,7 +218,11 @@ def _observation(
     @torch.no_grad()
     def trial(sampler: Sampler, seed: int) -> float:
         with fork_rng(device):
-            return mean_square_error(head, examples, losses_over(head, examples, draw(sampler, seed)), seed)
+            tried = losses_over(head, examples, draw(sampler, seed))
+            if candidates.is_exhaustive:
+                # The step's own losses are exact, so all examples can be compared without scoring all classes again.
+                return mean_over_valid((tried.double() - loss.double()).square(), examples.valid)
+            return mean_square_error(head, examples, tried, seed)
 
     def seconds(sampler: Sampler) -> float:
         with fork_rng(device):

@@ -109,7 +109,12 @@ def mean_square_error(head: ProbedHead, examples: Examples, loss: Tensor, turn: 
             others = exact_scores(head, examples.hidden[rows], target[:, :0], exclude)[1]
             log_z = torch.logaddexp(transformed(form, score), others)
     squares = (loss[rows].double() + transformed(form, score).double() - log_z.double()).square()
-    return float(squares.mean() if examples.valid is None else squares[examples.valid[rows]].mean())
+    return mean_over_valid(squares, None if examples.valid is None else examples.valid[rows])
+
+
+def mean_over_valid(values: Tensor, valid: Tensor | None) -> float:
+    """Return the mean of values [N] over the examples that are not ignored, NaN if all are; None: none is ignored."""
+    return float(values.mean() if valid is None else values[valid].mean())
 
 
 def losses_over(head: ProbedHead, examples: Examples, candidates: Candidates) -> Tensor:

@@ -12,10 +12,10 @@ from manyclass.samplers._sampler import no_learning as no_learning
 from manyclass.samplers._sampler import no_schedule as no_schedule
 from manyclass.samplers._sampler import no_vectors as no_vectors
 from manyclass.samplers.automatic import Automatic as Automatic
-from manyclass.samplers.automatic import Costs as Costs
 from manyclass.samplers.bernoulli import Bernoulli as Bernoulli
 from manyclass.samplers.budget import Budget as Budget
 from manyclass.samplers.clustered import Clustered as Clustered
+from manyclass.samplers.costs import Costs as Costs
 from manyclass.samplers.error_probe import PROBE_EXAMPLES as PROBE_EXAMPLES
 from manyclass.samplers.error_probe import WARNED_ERROR as WARNED_ERROR
 from manyclass.samplers.error_probe import ErrorProbe as ErrorProbe

@@ -25,7 +25,8 @@ class Observation:
         probability: returns [ΣK], the root mean square of each slot's u/Z̃ over examples of its block's first group, 0
             in those that exclude the class.
         trial: returns the mean square of log Z̃ - log Z that another sampler would have in this step, on a few of its
-            examples, from a draw with a separate generator of the given seed; NaN if all of them are ignored.
+            examples, or on all if the step scored all classes, from a draw with a separate generator of the given
+            seed; NaN if all of them are ignored.
         seconds: returns the time of the loss and its gradients in this step with another sampler; NaN if the
             parameters are divided among processes, so that one alone cannot tell.
         exact: returns the fastest way to the exact loss in this step, and the seconds of it, of its gradients and of

@@ -4,7 +4,7 @@ import copy
 import logging
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import astuple, dataclass, fields
+from dataclasses import astuple, fields, replace
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,7 @@ from manyclass.counts import ClassCounts
 from manyclass.kernels import EXACT_WAYS
 from manyclass.samplers._sampler import Observation, checked_draw
 from manyclass.samplers.budget import TOO_HIGH, TOO_LOW
+from manyclass.samplers.costs import EXACT, SHARED, TAILORED, Costs, checked_costs, milliseconds
 from manyclass.samplers.error_probe import POOLED_PROBES, STATE_LENGTH, WARNED_ERROR, ErrorProbe
 from manyclass.samplers.exhaustive import Exhaustive
 from manyclass.samplers.learned import Learned
@@ -23,7 +24,6 @@ from manyclass.samplers.tailored import Tailored
 
 log = logging.getLogger("manyclass")
 
-EXACT, SHARED, TAILORED = "exact", "shared", "tailored"
 DESIGNS = (EXACT, SHARED, TAILORED)
 CLASSES_PER_EXAMPLE = 2  # that shares a draw, at least: fewer would add to the gradient's noise
 # The error falls with this power of k.
@@ -33,29 +33,7 @@ ALARM_PROBES = 2  # that suffice if their error is twice the highest
 WORTH_EXACT = 1.25  # of the cost of a draw from the counts
 CHEAPER = 0.9  # of the present cost: no design is left for a smaller gain
 LOWER = 2 / 3  # of the chosen error: a cheaper design must keep below that
-
-
-@dataclass(frozen=True)
-class Costs:
-    """Seconds of the loss and its gradients in one step; NaN: not measured yet.
-
-    Args:
-        exact: with all classes.
-        shared: with `Learned`, at the least k.
-        tailored: with `Tailored`, at the least k.
-        per_class: of each further class that is drawn.
-    """
-
-    exact: float = math.nan
-    shared: float = math.nan
-    tailored: float = math.nan
-    per_class: float = math.nan
-
-    def of(self, design: str, further: int) -> float:
-        """Return the seconds of a design that draws a number of classes beyond the least k."""
-        if design == EXACT:
-            return self.exact
-        return float(getattr(self, design)) + self.per_class * further
+MAX_DOUBLINGS = 8  # of the probes after which a small error is looked at
 
 
 class Automatic(nn.Module):
@@ -65,7 +43,9 @@ class Automatic(nn.Module):
     (`Tailored`: probabilities made for each batch). The first training step measures the time of each. It starts with
     the shared design, or with the exact one if that is cheaper. When the error over eight probes is above 4/3 of
     `rmse_log_z`, or over two probes above 8/3 of it, it doubles k, or takes the cheapest design that is accurate
-    enough; below 7/15 of it, it halves k or takes a cheaper design. Each decision is logged and kept in `decisions`.
+    enough; below 7/15 of it, it halves k or takes a cheaper design. Each rise doubles the number of probes that a fall
+    awaits: the error has heavy tails, and k would go up and down for ever. Each decision is logged and kept in
+    `decisions`.
     The error is never looked at with an objective that has no Z̃.
 
     Args:
@@ -114,13 +94,15 @@ class Automatic(nn.Module):
         self.shared = Learned(counts, least, order="cluster", group_size=group_size)
         self.tailored = Tailored(counts, least, group_size=group_size)
         self.exact = Exhaustive(counts.num_classes)
-        self.costs = Costs() if costs is None else _checked(costs)
+        self.costs = Costs() if costs is None else checked_costs(costs)
         self.design = SHARED
         # An error that it is about to mend needs no warning.
         self.probe = ErrorProbe(every=every, warns=TOO_HIGH * rmse_log_z > WARNED_ERROR)
         self.decisions: list[str] = []
-        # The number of probes at the last look, and the design and k that begin with the next step.
+        # The number of probes at the last look, how often the error was too high, and the design and k that begin with
+        # the next step.
         self._looked = 0
+        self._rises = 0
         self._next: tuple[str, int] | None = None
 
     @property
@@ -176,7 +158,9 @@ class Automatic(nn.Module):
             self._measure(observation)
         if self._exact_is_cheapest():
             if self.design != EXACT and self._next is None:
-                self._take(EXACT, self.num_classes, f"a step takes {_costs_text(self.costs, self.least)}")
+                exact, shared = milliseconds(self.costs.exact), milliseconds(self.costs.shared)
+                reason = f"a step takes {exact} with all classes, {shared} with {self.least:,} drawn ones"
+                self._take(EXACT, self.num_classes, reason)
         elif self._is_due():
             self._looked = self.probe.number
             self._look(observation)
@@ -185,9 +169,12 @@ class Automatic(nn.Module):
         error = self.probe.error
         if error is None or self._next is not None:
             return False
-        if self.probe.pooled < POOLED_PROBES or self.probe.number - self._looked < POOLED_PROBES:
+        waited = self.probe.number - self._looked
+        if self.probe.pooled < POOLED_PROBES or waited < POOLED_PROBES:
             return self._alarm() > 0
-        return error > TOO_HIGH * self.rmse_log_z or error < TOO_LOW * self.rmse_log_z
+        if error > TOO_HIGH * self.rmse_log_z:
+            return True
+        return error < TOO_LOW * self.rmse_log_z and waited >= POOLED_PROBES << min(self._rises, MAX_DOUBLINGS)
 
     def _alarm(self) -> float:
         """Return the error of the last two probes if it is twice the highest, and else 0.
@@ -234,9 +221,10 @@ class Automatic(nn.Module):
         if (design, k) == (self.design, self.k):
             return
         measured = ", ".join(
-            f"{errors[name]:.2g} with {_design_text(name, k)} ({_milliseconds(self._cost(name, k))})"
+            f"{errors[name]:.2g} with {_design_text(name, k)} ({milliseconds(self._cost(name, k))})"
             for name, k in ((name, self._k(name)) for name in DESIGNS if name in errors)
         )
+        self._rises += is_high
         self._take(design, k, f"the error of log Z̃ is {measured}")
 
     def _can_be_cheaper(self, design: str) -> bool:
@@ -295,7 +283,7 @@ class Automatic(nn.Module):
         classes = sampler.k + (self.num_classes / 8 if design == TAILORED else 0)
         seconds = self._agreed(observation.seconds(sampler), classes, observation)
         seconds += self.costs.per_class * (self.least - sampler.k)
-        self.costs = _replace(self.costs, design, max(0.0, seconds))
+        self.costs = replace(self.costs, **{design: max(0.0, seconds)})
 
     def _agreed(self, seconds: float, classes: float, observation: Observation) -> float:
         """Return the mean of the seconds that ranks have measured, or without a clock the number of classes scored."""
@@ -330,12 +318,12 @@ class Automatic(nn.Module):
 
     @property
     def progress(self) -> Tensor:
-        """float64: the designs now and next, their k, the last look, the exact way, the costs and the probe."""
+        """float64: the designs now and next, their k, the last look, the rises, the exact way, costs and the probe."""
         design, k = (self.design, self.k) if self._next is None else self._next
         chosen = [DESIGNS.index(self.design), self._k(SHARED), self._k(TAILORED), DESIGNS.index(design), k]
         costs = [-1.0 if math.isnan(cost) else cost for cost in astuple(self.costs)]
         way = -1 if self.exact.way is None else EXACT_WAYS.index(self.exact.way)
-        values = [*chosen, self._next is not None, self._looked, way, *costs, *self.probe.state()]
+        values = [*chosen, self._next is not None, self._looked, self._rises, way, *costs, *self.probe.state()]
         return torch.tensor(values, dtype=torch.float64, device="cpu")
 
     def move(self, device: torch.device) -> None:
@@ -347,7 +335,7 @@ class Automatic(nn.Module):
         values = saved_vector("progress", state["progress"], torch.float64, length, low=-1.0).tolist()
         if not max(values) < math.inf:
             raise ValueError(f"`progress` must be finite, got {max(values)}")
-        design, shared, tailored, other, k, awaited, looked, way = map(int, values[:_CHOICE_LENGTH])
+        design, shared, tailored, other, k, awaited, looked, rises, way = map(int, values[:_CHOICE_LENGTH])
         _check.integer("way", way, -1, len(EXACT_WAYS) - 1)
         for index in (design, other):
             _check.integer("design", index, 0, len(DESIGNS) - 1)
@@ -358,7 +346,7 @@ class Automatic(nn.Module):
         # The states of the designs, loaded next, belong to these numbers of classes.
         self._set_k(SHARED, shared)
         self._set_k(TAILORED, tailored)
-        self.design, self._looked = DESIGNS[design], max(0, looked)
+        self.design, self._looked, self._rises = DESIGNS[design], max(0, looked), max(0, rises)
         self.exact.way = None if way < 0 else EXACT_WAYS[way]
         self._next = (DESIGNS[other], k) if awaited > 0 else None
         self.costs = Costs(*(math.nan if cost < 0 else cost for cost in costs))
@@ -368,19 +356,7 @@ class Automatic(nn.Module):
         return f"design={self.design!r}, k={self.k}, rmse_log_z={self.rmse_log_z:g}"
 
 
-_CHOICE_LENGTH = 8
-
-
-def _checked(costs: Costs) -> Costs:
-    """Return costs that are complete: with NaN in a comparison no decision would ever be taken."""
-    if not isinstance(costs, Costs):
-        raise TypeError(f"`costs` must be a Costs, got {type(costs).__name__}")
-    for field in fields(Costs):
-        seconds = getattr(costs, field.name)
-        # Each further class may be free; the tailored design is measured when it is first tried.
-        if field.name != TAILORED or not math.isnan(seconds):
-            _check.number(f"costs.{field.name}", seconds, low=0, strict=field.name != "per_class")
-    return costs
+_CHOICE_LENGTH = 9
 
 
 def _way_of_first_rank(way: str | None, device: torch.device) -> str | None:
@@ -390,18 +366,5 @@ def _way_of_first_rank(way: str | None, device: torch.device) -> str | None:
     return None if first < 0 else EXACT_WAYS[first]
 
 
-def _replace(costs: Costs, design: str, seconds: float) -> Costs:
-    return Costs(**{**{field.name: getattr(costs, field.name) for field in fields(Costs)}, design: seconds})
-
-
 def _design_text(design: str, k: int) -> str:
     return "all classes" if design == EXACT else f"the {design} design, k = {k:,}"
-
-
-def _costs_text(costs: Costs, least: int) -> str:
-    exact, shared = _milliseconds(costs.exact), _milliseconds(costs.shared)
-    return f"{exact} with all classes, {shared} with {least:,} drawn ones"
-
-
-def _milliseconds(seconds: float) -> str:
-    return f"{1e3 * seconds:,.0f} ms" if seconds >= 0.1 else f"{1e3 * seconds:.3g} ms"
