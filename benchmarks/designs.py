@@ -177,9 +177,10 @@ def true_error(
         batch = Batch.of(item, device)
         present = batch.target >= 0
         hidden, target = encoder(batch.inputs)[present], batch.target[present]
+        include = None if batch.include is None else batch.include[present]
         exact = head.exact_loss(hidden, target, reduction="none").double()
         for _ in range(draws):
-            loss = head(hidden, target, reduction="none", generator=generator).double()
+            loss = head(hidden, target, include=include, reduction="none", generator=generator).double()
             squares += float((loss - exact).square().sum())
             number += len(target)
     head.train(modes[0])

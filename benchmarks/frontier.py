@@ -12,7 +12,8 @@ the items' vectors: Adam's steps depend on how often a row is drawn. The first d
 of epochs, and the others as long as that. The table shows when each design first comes to 1.01 times the perplexity of
 exact training's best evaluation.
 
-A design is `default`, or the name of a sampler, or `name:k`. Seconds exclude evaluations.
+A design is `default`, or the name of a sampler, or `name:k`. On `tmall-part`, `name:k+session` also includes the items
+of the session and the 8 items that most often follow its last one, for each example. Seconds exclude evaluations.
 """
 
 import argparse
@@ -23,6 +24,7 @@ import math
 import shutil
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -69,6 +71,7 @@ DESIGNS = (
 PART_SESSIONS = 16_000
 PART_EPOCHS, PART_BATCH, PART_DIM, PART_ITEMS = 6, 512, 48, 10
 ROW_RATE, GRU_RATE = 0.1, 0.01
+INCLUDING, NEIGHBOURS = "+session", 8
 TARGET_RATIO = 1.01  # to the perplexity of exact training's best evaluation
 Row = dict[str, Any]
 
@@ -92,12 +95,22 @@ class SessionBatches:
         pairs: items before and the item after.
         size: B.
         seed: seed of the order. None: not shuffled.
+        neighbours: [C, N], -1 pads: items that follow each item. If given, an example includes those of its last item,
+            and the items of its session.
     """
 
-    def __init__(self, pairs: Sequence[tuple[list[int], int]], size: int, *, seed: int | None) -> None:
+    def __init__(
+        self,
+        pairs: Sequence[tuple[list[int], int]],
+        size: int,
+        *,
+        seed: int | None,
+        neighbours: Tensor | None = None,
+    ) -> None:
         rows = [[-1] * (PART_ITEMS - len(before)) + before for before, _ in pairs]
         self._before, self._after = torch.tensor(rows), torch.tensor([after for _, after in pairs])
         self._size, self._seed, self._epoch = size, seed, 0
+        self._neighbours = neighbours
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch, which decides the order."""
@@ -106,13 +119,17 @@ class SessionBatches:
     def __len__(self) -> int:
         return -(-len(self._after) // self._size)
 
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor, dict[str, Tensor]]]:
         order = torch.arange(len(self._after))
         if self._seed is not None:
             generator = torch.Generator().manual_seed(1_000_003 * self._seed + self._epoch)
             order = torch.randperm(len(order), generator=generator)
         for part in order.split(self._size):
-            yield self._before[part], self._after[part]
+            before = self._before[part]
+            extras = {}
+            if self._neighbours is not None:
+                extras["include"] = torch.cat([before, self._neighbours[before[:, -1]]], 1)
+            yield before, self._after[part], extras
 
 
 class LastItems(nn.Module):
@@ -149,6 +166,15 @@ def pairs_of(sessions: Sequence[list[int]]) -> list[tuple[list[int], int]]:
     return [(items[max(0, i - PART_ITEMS) : i], items[i]) for items in sessions for i in range(1, len(items))]
 
 
+def neighbours_of(pairs: Sequence[tuple[list[int], int]], num_items: int) -> Tensor:
+    """Return the items [C, 8] that most often follow each item, -1 pads."""
+    following = [Counter[int]() for _ in range(num_items)]
+    for before, after in pairs:
+        following[before[-1]][after] += 1
+    rows = [[item for item, _ in counter.most_common(NEIGHBOURS)] for counter in following]
+    return torch.tensor([row + [-1] * (NEIGHBOURS - len(row)) for row in rows])
+
+
 def train_part(
     path: Path, designs: Sequence[str], device: str, seconds: float | None, epochs: int, points: int
 ) -> Iterator[list[Row]]:
@@ -164,12 +190,14 @@ def train_part(
     for design in designs:
         torch.manual_seed(0)
         encoder = LastItems(num_items, PART_DIM)
-        name, _, k = design.partition(":")
+        including = design.endswith(INCLUDING)
+        name, _, k = design.removesuffix(INCLUDING).partition(":")
         sampler = make_sampler(None if name == "default" else name, counts, k=int(k) if k else None)
         encoder = encoder.to(device)
         head = ClassHead.tied(encoder.embedding, counts=counts, sampler=sampler).to(device)
         rows, others = RowAdagrad(head.parameters(), ROW_RATE), torch.optim.Adam(encoder.gru.parameters(), GRU_RATE)
-        batches = SessionBatches(training, PART_BATCH, seed=0)
+        neighbours = neighbours_of(training, num_items) if including else None
+        batches = SessionBatches(training, PART_BATCH, seed=0, neighbours=neighbours)
         valid = list(SessionBatches(held_out, 1024, seed=None))
         # Exact training comes first and decides how long the others train.
         due = {"every": max(1, len(batches) // points)} if seconds is None else {"seconds": seconds / epochs / points}

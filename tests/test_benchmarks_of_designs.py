@@ -99,7 +99,8 @@ def test_the_frontier_of_a_part_of_sessions(folder, monkeypatch):
     assert len(kept) == 400
     assert number == len({item for items in kept for item in items})
     out = folder / "frontier.csv"
-    for rows in frontier.train_part(path, ["exact", "learned:100"], "cpu", None, 2, 2):
+    names = ["exact", "learned:100", "learned:100+session"]
+    for rows in frontier.train_part(path, names, "cpu", None, 2, 2):
         for row in rows:
             designs.append(out, row)
     with out.open() as file:
@@ -111,8 +112,17 @@ def test_the_frontier_of_a_part_of_sessions(folder, monkeypatch):
     assert float(other[-1]["seconds"]) >= float(curve[-1]["seconds"])
     assert int(other[-1]["step"]) > int(curve[-1]["step"])
     lines = frontier.table(designs.read_rows(out)).splitlines()
-    assert [line.split()[1] for line in lines[1:]] == ["exact", "learned:100"]
+    assert [line.split()[1] for line in lines[1:]] == names
     assert lines[1].split()[4] == "1.000"
+
+
+def test_an_example_includes_its_session_and_what_most_often_follows_the_last_item():
+    pairs = [([0], 1), ([0], 2), ([0], 2), ([3, 0], 4), ([2], 5)]
+    neighbours = frontier.neighbours_of(pairs, 6)
+    assert neighbours[0].tolist() == [2, 1, 4, *[-1] * 5]
+    ((before, _, extras),) = frontier.SessionBatches(pairs[3:], 2, seed=None, neighbours=neighbours)
+    assert extras["include"][0].tolist() == [*before[0].tolist(), 2, 1, 4, *[-1] * 5]
+    assert before[0].tolist()[-2:] == [3, 0]
 
 
 @pytest.mark.parametrize("name", planted.PROBLEMS)
