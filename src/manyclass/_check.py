@@ -147,10 +147,10 @@ def ids(
 
 
 def ids_by_example(name: str, value: object, num_classes: int, target: Tensor) -> Tensor:
-    """Check class ids [*target.shape, E], padded with -1, on the device of `target`; return int64."""
+    """Check class ids [*target.shape, N], padded with -1, on the device of `target`; return int64."""
     found = ids(name, value, num_classes, pads=True)
     if found.dim() != target.dim() + 1 or found.shape[:-1] != target.shape:
-        expected = ", ".join(map(str, (*target.shape, "E")))
+        expected = ", ".join(map(str, (*target.shape, "N")))
         raise ValueError(f"`{name}` must have shape [{expected}], got {list(found.shape)}")
     device(name, found, target.device)
     return found

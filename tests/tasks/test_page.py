@@ -89,7 +89,7 @@ def test_the_error_is_that_of_the_probes_where_there_were_any(trained, tmp_path)
     assert section(page, "Error of the approximation") == ["No probe was recorded; the sampler is Learned."]
     done, page = report(trained, "features")
     summary, figure = section(page, "Error of the approximation")
-    assert summary == tasks.error_summary(done.history)
+    assert summary == tasks.error_summary(done.history, done.model.spec.settings)
     probed = [record for record in done.history.records if record.rmse_log_z is not None]
     error, threshold = figure.panels[0].curves
     assert list(error.y) == [record.rmse_log_z for record in probed]

@@ -45,7 +45,7 @@ _SAMPLER_HELP = (
     f"How to choose the classes a step scores: {', '.join(SAMPLERS)}; default: the cheapest way whose error of log Z̃ "
     "is small, chosen in training."
 )
-_K_HELP = "Classes drawn per step; auto: as many as --rmse-log-z takes. Default: auto, or 1024 with --sampler."
+_K_HELP = "Classes drawn per step; auto: as many as --rmse-log-z needs. Default: auto, or 1024 with --sampler."
 _ERROR_HELP = "The error of log Z̃ to keep below, in nats, where k is not a number; default: 0.15."
 _OBJECTIVE_HELP = f"Objective to maximise: {', '.join(OBJECTIVES)}."
 _HIDDEN_HELP = "Features: widths of the hidden layers, as in 512,128; default: none, a linear model."
@@ -200,7 +200,7 @@ def fit(
             page = write_report(content, out).page
     # Outside of that block: an output that cannot be written is no fault of the folder.
     print_measured(fitted.measured)
-    if (error := tasks.error_summary(fitted.history)) is not None:
+    if (error := tasks.error_summary(fitted.history, fitted.model.spec.settings)) is not None:
         print(error)
     if page is not None:
         print(f"report  {page}")

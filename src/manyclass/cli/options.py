@@ -76,7 +76,8 @@ _AT_HELP = (
 def _parse_at(text: str) -> tuple[int, ...]:
     parts = [part.strip() for part in text.split(",")]
     # Python refuses to read an integer of thousands of digits.
-    if not all(part.isdecimal() and len(part) < 20 and int(part) for part in parts) or len(set(parts)) < len(parts):
+    valid = all(part.isdecimal() and len(part) < 20 and int(part) for part in parts)
+    if not valid or len(set(map(int, parts))) < len(parts):
         raise UserError(f"`--at` must be different whole numbers, 1 or more, with commas between, got {text!r:.60}")
     return tuple(map(int, parts))
 

@@ -139,8 +139,8 @@ def in_folder(folder: Path, stems: Sequence[str], *, name: str = "data") -> Path
     for stem in stems:
         if found := find_by_stem(folder, stem, name=name):
             return found
-    wanted = " or ".join(stems)
-    raise UserError(f"`{name}` must be a file, or a folder with a file {wanted}.txt, got {folder}, which has none")
+    wanted = " or ".join(f"{stem}.txt" for stem in stems)
+    raise UserError(f"`{name}` must be a file, or a folder with {wanted}, got {folder}, which has none")
 
 
 @contextmanager

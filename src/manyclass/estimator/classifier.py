@@ -31,15 +31,16 @@ class ManyClassClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     h(x) is the row itself, a linear projection of it or a network. `X` is dense or sparse (CSR, never made dense as a
     whole); labels are numbers or strings. Training maximises the likelihood by minibatches in float32; predictions are
-    exact, over all classes. The same `random_state` gives the same model, bit for bit on the CPU.
+    exact, over all classes. The same `random_state` gives the same model, bit for bit on the CPU, if `sampler` or k is
+    given: the default sampler measures the time of a step, and may decide otherwise another time.
 
     Args:
         hidden_layers: the widths of a network, each layer followed by a ReLU.
         rank: project rows linearly to this many dimensions first. None: 256 if rows are sparse with more than 2,048
             features and there are no `hidden_layers`, else no projection.
-        sampler: chooses the classes that a step scores: "learned" (None), "tailored", "systematic", "clustered",
-            "importance", "bernoulli"; "exact" or "exhaustive" for all; or a function from `ClassCounts` and k to one.
-            All classes are scored if there are at most `k`.
+        sampler: chooses the classes that a step scores: "learned", "tailored", "systematic", "clustered", "importance",
+            "bernoulli"; "exact" or "exhaustive" for all; or a function from `ClassCounts` and k to a sampler. None:
+            the default of a head. All classes are scored if there are at most `k`.
         objective: to maximise, a name in `manyclass.registry.OBJECTIVES` ("negative_sampling", …) or an object. None:
             the likelihood. Objectives of discrimination and ranking do not give calibrated probabilities.
         k: classes drawn per step; "auto": as many as keep the error of log Z̃ below 0.15. None: "auto", or 1024 with

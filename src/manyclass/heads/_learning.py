@@ -17,10 +17,12 @@ from manyclass.candidates import Block, Candidates
 from manyclass.heads._probe import (
     ProbedHead,
     exact_seconds,
+    is_scorer,
     losses_over,
     mean_over_valid,
     mean_square_error,
     probe_step,
+    steady_scores,
     step_seconds,
 )
 from manyclass.heads.examples import Examples
@@ -38,9 +40,6 @@ class LearningHead(ProbedHead, Protocol):
     def handle(self) -> Handle:
         """The number of this head in compiled graphs."""
         ...
-
-    @property
-    def sampler(self) -> Sampler: ...
 
     @property
     def own_probe(self) -> ErrorProbe:
@@ -136,7 +135,7 @@ def observe(
             if head.sampler.learns:
                 head.sampler.observe(_observation(head, examples, candidates, loss, probability))
         return
-    nothing = candidates.excluded.new_empty(0)
+    nothing, kind = candidates.excluded.new_empty(0), loss.device.type
     show_sampler(
         _clock,
         head.handle.number,
@@ -154,6 +153,7 @@ def observe(
         examples.include,
         candidates.included,
         candidates.is_exhaustive,
+        torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None,
     )
 
 
@@ -187,6 +187,7 @@ def show_sampler(
     include: Tensor | None,
     included: Tensor | None,
     is_exhaustive: bool,
+    autocast: torch.dtype | None,
 ) -> None:
     """Show an outcome to the sampler of the head with this handle."""
     clock.add_(1)
@@ -197,7 +198,9 @@ def show_sampler(
     )
     examples = Examples(hidden, target, valid, None, exclude, log_z, target.shape, include)
     candidates = Candidates(blocks, excluded, None, head.num_classes, included, is_exhaustive)
-    observe(head, examples, candidates, loss, lambda: probability)
+    # A compiled graph runs its operators without the autocast that it was traced with.
+    with torch.autocast(loss.device.type, dtype=autocast, enabled=autocast is not None):
+        observe(head, examples, candidates, loss, lambda: probability)
 
 
 @show_sampler.register_fake
@@ -217,9 +220,9 @@ def _observation(
 
     @torch.no_grad()
     def trial(sampler: Sampler, seed: int) -> float:
-        with fork_rng(device):
+        with fork_rng(device), steady_scores(head):
             tried = losses_over(head, examples, draw(sampler, seed))
-            if candidates.is_exhaustive:
+            if candidates.is_exhaustive and not is_scorer(head):
                 # The step's own losses are exact, so all examples can be compared without scoring all classes again.
                 return mean_over_valid((tried.double() - loss.double()).square(), examples.valid)
             return mean_square_error(head, examples, tried, seed)

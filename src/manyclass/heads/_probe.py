@@ -1,26 +1,28 @@
 """Measurements on a training step of a head: the error of log Z̃, and the time that a draw takes."""
 
+import contextlib
 import math
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Protocol, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from manyclass import _ranks
 from manyclass._context import fork_rng
 from manyclass.candidates import Candidates
 from manyclass.errors import InaccurateWarning
+from manyclass.eval_mode import eval_mode
 from manyclass.forms import LogSumExp, transformed
 from manyclass.heads._rows import is_sharded
 from manyclass.heads.exact import ChunkedHead, exact_scores
 from manyclass.heads.examples import Examples
 from manyclass.objectives import Objective
-from manyclass.samplers import PROBE_EXAMPLES, ErrorProbe, Exhaustive, affordable_interval
+from manyclass.samplers import PROBE_EXAMPLES, ErrorProbe, Exhaustive, Sampler, affordable_interval, deciding_part
 
 T = TypeVar("T")
 MAX_TIMED_ROWS = 1 << 17
@@ -36,6 +38,9 @@ class ProbedHead(ChunkedHead, Protocol):
 
     @property
     def objective(self) -> Objective: ...
+
+    @property
+    def sampler(self) -> Sampler: ...
 
     @property
     def class_vectors(self) -> tuple[Tensor | None, Tensor | None]: ...
@@ -70,14 +75,52 @@ def probe_step(
         if candidates.is_exhaustive:
             probe.record(0.0, interval=EXACT_INTERVAL)
             continue
-        square = mean_square_error(head, examples, loss, probe.number)
-        scored = sum(block.ids.shape[1] for block in candidates.blocks)
-        interval = float(affordable_interval(head.num_classes, len(loss), scored))
-        # The same on all ranks, which would otherwise probe, exchange and decide at different steps.
-        square, interval = (_ranks.mean_over_ranks(value, loss.device) for value in (square, interval))
-        probe.record(square, interval=math.ceil(interval))
+        interval = math.ceil(_agreed(head, _interval(head, candidates, len(loss)), loss.device))
+        if probe.postpones(interval):
+            continue
+        square = _agreed(
+            head,
+            mean_square_error(head, examples, _steady_losses(head, examples, candidates, loss), probe.number),
+            loss.device,
+        )
+        probe.record(square, interval=interval)
     if probes[0].should_warn():
-        warnings.warn(_warning(probes[0]), InaccurateWarning, stacklevel=2)
+        warnings.warn(_warning(head, probes[0]), InaccurateWarning, stacklevel=2)
+
+
+def _agreed(head: ProbedHead, value: float, device: torch.device) -> float:
+    """Return the mean over ranks for a sampler that decides: ranks must probe and decide at the same steps."""
+    return value if deciding_part(head.sampler) is None else _ranks.mean_over_ranks(value, device)
+
+
+def _interval(head: ProbedHead, candidates: Candidates, batch: int) -> int:
+    """Return the steps after which a probe costs at most 1 % of them."""
+    scored = sum(block.ids.shape[1] for block in candidates.blocks)
+    interval = affordable_interval(head.num_classes, batch, scored)
+    if not is_scorer(head):
+        return interval
+    # A tower runs once for each class, whatever the number of examples.
+    encoded = batch + sum(block.ids.numel() for block in candidates.blocks)
+    return max(interval, affordable_interval(head.num_classes, PROBE_EXAMPLES, encoded))
+
+
+def is_scorer(head: ProbedHead) -> bool:
+    """Return True if the head has no class vectors: its scores are any function, which may have dropout."""
+    return head.class_vectors[0] is None
+
+
+def steady_scores(head: ProbedHead) -> contextlib.AbstractContextManager[None]:
+    """Hold a scorer in evaluation mode: dropout would count as an error, and a measurement must change no buffer."""
+    return eval_mode(head) if is_scorer(head) and isinstance(head, nn.Module) else contextlib.nullcontext()
+
+
+@torch.no_grad()
+def _steady_losses(head: ProbedHead, examples: Examples, candidates: Candidates, loss: Tensor) -> Tensor:
+    """Return the losses of a step, without the dropout of a scorer."""
+    if not is_scorer(head):
+        return loss
+    with fork_rng(loss.device), steady_scores(head):
+        return losses_over(head, examples, candidates)
 
 
 @torch.no_grad()
@@ -100,8 +143,8 @@ def mean_square_error(head: ProbedHead, examples: Examples, loss: Tensor, turn: 
     exclude = None if examples.exclude is None else examples.exclude[rows]
     form = head.objective.form
     assert isinstance(form, LogSumExp)
-    # A scorer may have dropout, and a training must not depend on what is measured in it.
-    with fork_rng(loss.device):
+    # A training must not depend on what is measured in it, even if its scorer uses random numbers.
+    with fork_rng(loss.device), steady_scores(head):
         score, log_z = exact_scores(head, examples.hidden[rows], target, exclude)
         score = score.squeeze(1)
         if form.target_transform is not None and form.target:
@@ -143,7 +186,7 @@ def step_seconds(head: ProbedHead, examples: Examples, draw: Callable[[], Candid
         return time.perf_counter() - started
 
     def timed() -> float:
-        with torch.enable_grad():
+        with torch.enable_grad(), steady_scores(head), _without_hooks(tables):
             # The least, since other programs can only make a run longer.
             return min(run() for _ in range(1 + TIMED_RUNS))
 
@@ -155,14 +198,29 @@ def step_seconds(head: ProbedHead, examples: Examples, draw: Callable[[], Candid
 def exhaustive_seconds(head: ProbedHead, examples: Examples) -> float:
     """Return the seconds of the losses over a draw of all classes, for a head that has no kernel for them.
 
-    A large batch is measured on some of its examples, and the seconds are scaled.
+    A large batch is measured on some of its examples, and many classes on some of them; the seconds are scaled.
     """
-    some = examples.first(max(1, MAX_TIMED_SCORES // head.num_classes))
+    classes = min(head.num_classes, MAX_TIMED_ROWS)
+    some = examples.first(max(1, MAX_TIMED_SCORES // classes))
+    some = replace(some, target=some.target % classes, exclude=None, include=None)
     target = some.target
     exclude = target[:, None] if not head.objective.keeps_hits else target.new_empty(len(target), 0)
-    sampler = Exhaustive(head.num_classes)
+    sampler = Exhaustive(classes)
     seconds = step_seconds(head, some, lambda: sampler.draw(target, exclude, hidden=None, generator=None))
-    return seconds * len(examples.target) / len(target)
+    return seconds * len(examples.target) / len(target) * head.num_classes / classes
+
+
+@contextlib.contextmanager
+def _without_hooks(tables: list[Tensor]) -> Iterator[None]:
+    """Take the hooks off tables: they must not see the gradients of a measurement."""
+    hooks = [table._backward_hooks for table in tables]
+    try:
+        for table in tables:
+            table._backward_hooks = None
+        yield
+    finally:
+        for table, own in zip(tables, hooks, strict=True):
+            table._backward_hooks = own
 
 
 def in_fresh_thread(function: Callable[[], T], device: torch.device) -> T:
@@ -208,11 +266,16 @@ def _pass_seconds(table: Tensor) -> float:
     return min(run() for _ in range(1 + TIMED_RUNS)) * len(table) / len(part)
 
 
-def _warning(probe: ErrorProbe) -> str:
+def _warning(head: ProbedHead, probe: ErrorProbe) -> str:
     factor = math.exp(min(probe.error or 0.0, MAX_EXPONENT))
+    advice = "Draw more classes with a larger `k`"
+    if not is_scorer(head):
+        advice = (
+            "Let the head decide (neither `sampler` nor `k`), or use the sampler `Tailored`, or draw more classes with "
+            "a larger `k`"
+        )
     return (
         f"the error of log Z̃ is {probe.error:.2g} nats (root mean square over {probe.pooled} probes, step {probe.steps}"
         f"): probabilities may be off by a factor of {factor:.2g}, and classes that are rarely "
-        "drawn come out too probable. Let the head decide (neither `sampler` nor `k`), or use the sampler `Tailored`, "
-        "or draw more classes with a larger `k`"
+        f"drawn come out too probable. {advice}"
     )

@@ -111,7 +111,7 @@ class _Runs:
 
     def sum_up(self) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
         """Return log Z [B], the losses [B] and what the backward pass needs of a run that is kept."""
-        # A target that is no class has no score, and shows.
+        # The loss of a target outside [0, C) is NaN.
         target_score = self.hidden.new_full((self.batch,), math.nan, dtype=self.wide)
         kept: tuple[Tensor, ...] = ()
         log_sums = []

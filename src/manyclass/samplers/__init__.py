@@ -13,6 +13,7 @@ from manyclass.samplers._sampler import no_schedule as no_schedule
 from manyclass.samplers._sampler import no_vectors as no_vectors
 from manyclass.samplers.automatic import Automatic as Automatic
 from manyclass.samplers.bernoulli import Bernoulli as Bernoulli
+from manyclass.samplers.budget import TOO_HIGH as TOO_HIGH
 from manyclass.samplers.budget import Budget as Budget
 from manyclass.samplers.clustered import Clustered as Clustered
 from manyclass.samplers.costs import Costs as Costs

@@ -129,11 +129,6 @@ class CellSearch(nn.Module):
         weight, *bias = (x.detach().clone() for x in self.schedule.vectors)
         return lambda: Cells.of(weight, bias[0] if bias else None, moment)
 
-    def resize(self, num_classes: int) -> None:
-        """Change the number of classes; class vectors must be attached again."""
-        self.schedule.restart()
-        self.cells = Cells.by_id(num_classes, self.cells.centroids.shape[1], self.device)
-
     def find(self, hidden: Tensor, weight: Tensor, bias: Tensor | None, groups: int, nearest: int) -> Found:
         """Return the classes that examples hidden [B, D] find, by groups of ceil(B / G) of them.
 

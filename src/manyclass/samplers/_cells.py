@@ -12,8 +12,9 @@ from manyclass.kernels import cpu
 from manyclass.samplers._halving import order_by_halving
 
 CLASSES_PER_CELL = 8  # at most, and above half as many
-CELLS_SCORED = 1024  # by each example, those of its most probable nodes
+MIN_CELLS_SCORED = 1024  # by each example, those of its most probable nodes
 MIN_NODES_PROBED = 32
+MAX_GATHERED = 1 << 26  # numbers of the centroids that the eager search gathers at once
 NODES_PER_ROOT = 16  # nodes are this many times the root of the number of cells
 MAX_CENTROID = 1e12  # of a loaded state; products with an example must be finite
 
@@ -135,18 +136,23 @@ class Cells:
             probes: P; at most the cells that are scored.
         """
         scores = torch.addmm(self._node_levels, hidden, self._nodes.T)
-        nodes = min(scores.shape[1], max(MIN_NODES_PROBED, -(-max(CELLS_SCORED, probes) // self.cells_per_node)))
+        nodes = min(scores.shape[1], max(MIN_NODES_PROBED, -(-max(MIN_CELLS_SCORED, probes) // self.cells_per_node)))
         probes = min(probes, nodes * self.cells_per_node)
         if cpu.can_probe(hidden, weight, bias, self.order):
             return cpu.probe(
                 hidden, scores, self.centroids, self.levels, self.order, weight, bias, nodes=nodes, probes=probes
             )
-        return self._search(hidden, scores, weight, bias, nodes, probes)
+        # Parts of the examples, since the centroids that all of them score may take too much memory.
+        size = max(1, MAX_GATHERED // (nodes * self.cells_per_node * hidden.shape[1]))
+        pairs = zip(hidden.split(size), scores.split(size), strict=True)
+        parts = [self._search(some, near, weight, bias, nodes, probes) for some, near in pairs]
+        cells, log_p, log_z = (torch.cat(part) for part in zip(*parts, strict=True))
+        return cells, log_p, log_z
 
     def _search(
         self, hidden: Tensor, scores: Tensor, weight: Tensor, bias: Tensor | None, nodes: int, probes: int
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the same as `search`: the eager reference."""
+        """Return the same as `search`, the cells in the order of their scores: the eager reference."""
         near = scores.topk(nodes, 1).indices
         log_z = [scores.scatter(1, near, -math.inf)]
         cells = near.unsqueeze(2) * self.cells_per_node + torch.arange(self.cells_per_node, device=near.device)

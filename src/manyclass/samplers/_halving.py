@@ -1,4 +1,4 @@
-"""An order of vectors in which neighbours are similar, by halving them again and again."""
+"""An order of vectors in which neighbours are similar, by repeated halving."""
 
 import math
 
@@ -26,7 +26,8 @@ def order_by_halving(vectors: Tensor, bounds: Tensor) -> Tensor:
     order = torch.arange(len(vectors), device=vectors.device)
     levels = (len(bounds) - 1).bit_length() - 1
     level = 0
-    while level < levels and (level == 0 or len(vectors) >> level > ROWS_AT_ONCE):
+    fits = len(vectors) <= ROWS_AT_ONCE
+    while level < levels and (fits or len(vectors) >> level > ROWS_AT_ONCE):
         order = _halved(vectors, order, bounds[:: 1 << (levels - level)])
         level += 1
     if level == levels:

@@ -13,19 +13,22 @@ class Sketch:
     """The directions V in which scores are sketched, ŝ = (hidden V)(W V)ᵀ. It never changes.
 
     Args:
-        directions: float32 [D, D]: V, and columns of 0 beyond its rank r. All columns 0: no sketch, ŝ = hidden Wᵀ.
+        directions: float32 [D, D]: V, and columns of 0 beyond its rank r. With r = D, or with columns of 0 alone, there
+            is no sketch, ŝ = hidden Wᵀ.
     """
 
     def __init__(self, directions: Tensor) -> None:
         self.directions = directions
         kept = directions.any(0).nonzero()
+        rank = int(kept[-1]) + 1 if len(kept) else 0
         # The shape [D, r] is static between two renewals. None: the full rank.
-        self.basis = directions[:, : int(kept[-1]) + 1].contiguous() if len(kept) else None
+        self.basis = directions[:, :rank].contiguous() if 0 < rank < len(directions) else None
 
     @classmethod
     def full(cls, dim: int, device: torch.device) -> "Sketch":
         """Return the sketch of full rank, for vectors of length D."""
-        return cls(torch.zeros(dim, dim, device=device))
+        # Not 0, which a state holds where no sketch is pending.
+        return cls(torch.eye(dim, device=device))
 
     @classmethod
     def of(cls, moment: Tensor, rank: int | None) -> "Sketch":

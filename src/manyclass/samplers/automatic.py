@@ -30,14 +30,14 @@ CLASSES_PER_EXAMPLE = 2  # that shares a draw, at least: fewer would add to the 
 POWERS = {SHARED: 0.5, TAILORED: 1.0}
 TRIALS = 4
 ALARM_PROBES = 2  # that suffice if their error is twice the highest
-WORTH_EXACT = 1.25  # of the cost of a draw from the counts
+MAX_EXACT_COST = 1.25  # times that of the shared design: up to there no draw is worth its error
 CHEAPER = 0.9  # of the present cost: no design is left for a smaller gain
 LOWER = 2 / 3  # of the chosen error: a cheaper design must keep below that
 MAX_DOUBLINGS = 8  # of the probes after which a small error is looked at
 
 
 class Automatic(nn.Module):
-    """A choice, made in training and looked at again, among three designs: the cheapest with a small error of log Z̃.
+    """A choice, made and reviewed in training, among three designs: the cheapest with a small error of log Z̃.
 
     The designs are exact (`Exhaustive`), shared (`Learned`: one set of probabilities for all batches) and tailored
     (`Tailored`: probabilities made for each batch). The first training step measures the time of each. It starts with
@@ -54,7 +54,7 @@ class Automatic(nn.Module):
         least: the least k, 1,024 by default, where it starts. At most half as many examples share a draw.
         every: training steps between two probes. Default: as few as cost 1 % of the time.
         costs: the seconds of a step by design, as another training measured them: given these, all decisions follow
-            from the seed. Only `tailored` may be NaN. None: they are measured.
+            from the seed, until a resize. Only `tailored` may be NaN. None: they are measured.
 
     Raises:
         TypeError: `costs` is not a `Costs`.
@@ -101,7 +101,7 @@ class Automatic(nn.Module):
         self.decisions: list[str] = []
         # The number of probes at the last look, how often the error was too high, and the design and k that begin with
         # the next step.
-        self._looked = 0
+        self._probes_at_review = 0
         self._rises = 0
         self._next: tuple[str, int] | None = None
 
@@ -161,15 +161,15 @@ class Automatic(nn.Module):
                 exact, shared = milliseconds(self.costs.exact), milliseconds(self.costs.shared)
                 reason = f"a step takes {exact} with all classes, {shared} with {self.least:,} drawn ones"
                 self._take(EXACT, self.num_classes, reason)
-        elif self._is_due():
-            self._looked = self.probe.number
-            self._look(observation)
+        elif self._review_is_due():
+            self._probes_at_review = self.probe.number
+            self._review(observation)
 
-    def _is_due(self) -> bool:
+    def _review_is_due(self) -> bool:
         error = self.probe.error
         if error is None or self._next is not None:
             return False
-        waited = self.probe.number - self._looked
+        waited = self.probe.number - self._probes_at_review
         if self.probe.pooled < POOLED_PROBES or waited < POOLED_PROBES:
             return self._alarm() > 0
         if error > TOO_HIGH * self.rmse_log_z:
@@ -189,9 +189,9 @@ class Automatic(nn.Module):
 
     def _exact_is_cheapest(self) -> bool:
         """Return True if no draw is worth its error, whatever that is: the loss is only a part of the step."""
-        return self.costs.exact <= WORTH_EXACT * self.costs.shared
+        return self.costs.exact <= MAX_EXACT_COST * self.costs.shared
 
-    def _look(self, observation: Observation) -> None:
+    def _review(self, observation: Observation) -> None:
         error = self._alarm() or self.probe.error
         assert error is not None
         present, is_high = self._cost(self.design, self.k), error > self.rmse_log_z
@@ -251,7 +251,7 @@ class Automatic(nn.Module):
         if isinstance(sampler, Tailored):
             # A sketch of the present hidden vectors, as it would be if this were the present design.
             sampler.learn(observation)
-            sampler.refresh()
+            sampler.renew_sketch()
         if math.isnan(getattr(self.costs, design)):
             self._measure_one(design, observation)
         squares = [observation.trial(sampler, self.probe.steps + i) for i in range(TRIALS)]
@@ -265,6 +265,7 @@ class Automatic(nn.Module):
         exact = self._agreed(seconds, self.num_classes, observation)
         self.exact.way = _way_of_first_rank(way, observation.hidden.device)
         # A copy: a training that is given these costs, and measures nothing, must draw the same.
+        self.shared.order_if_stale()
         measured = copy.copy(self.shared)
         measured.schedule = copy.copy(measured.schedule)
         measured.set_k(self.least)
@@ -313,8 +314,10 @@ class Automatic(nn.Module):
             getattr(self, design).resize(num_classes)
             self._set_k(design, max(self._k(design), self.least))
         self.exact.resize(num_classes)
-        # A step with another number of classes takes another time.
+        # A step with another number of classes takes another time, and has another error.
         self.costs, self._next = Costs(), None
+        self.probe.restart_pool()
+        self._probes_at_review = self.probe.number
 
     @property
     def progress(self) -> Tensor:
@@ -323,7 +326,15 @@ class Automatic(nn.Module):
         chosen = [DESIGNS.index(self.design), self._k(SHARED), self._k(TAILORED), DESIGNS.index(design), k]
         costs = [-1.0 if math.isnan(cost) else cost for cost in astuple(self.costs)]
         way = -1 if self.exact.way is None else EXACT_WAYS.index(self.exact.way)
-        values = [*chosen, self._next is not None, self._looked, self._rises, way, *costs, *self.probe.state()]
+        values = [
+            *chosen,
+            self._next is not None,
+            self._probes_at_review,
+            self._rises,
+            way,
+            *costs,
+            *self.probe.state(),
+        ]
         return torch.tensor(values, dtype=torch.float64, device="cpu")
 
     def move(self, device: torch.device) -> None:
@@ -335,9 +346,9 @@ class Automatic(nn.Module):
         values = saved_vector("progress", state["progress"], torch.float64, length, low=-1.0).tolist()
         if not max(values) < math.inf:
             raise ValueError(f"`progress` must be finite, got {max(values)}")
-        design, shared, tailored, other, k, awaited, looked, rises, way = map(int, values[:_CHOICE_LENGTH])
+        design, shared, tailored, next_design, k, has_next, reviewed, rises, way = map(int, values[:_CHOICE_LENGTH])
         _check.integer("way", way, -1, len(EXACT_WAYS) - 1)
-        for index in (design, other):
+        for index in (design, next_design):
             _check.integer("design", index, 0, len(DESIGNS) - 1)
         for number in (shared, tailored, k):
             _check.integer("k", number, 1, self.num_classes)
@@ -346,9 +357,9 @@ class Automatic(nn.Module):
         # The states of the designs, loaded next, belong to these numbers of classes.
         self._set_k(SHARED, shared)
         self._set_k(TAILORED, tailored)
-        self.design, self._looked, self._rises = DESIGNS[design], max(0, looked), max(0, rises)
+        self.design, self._probes_at_review, self._rises = DESIGNS[design], max(0, reviewed), max(0, rises)
         self.exact.way = None if way < 0 else EXACT_WAYS[way]
-        self._next = (DESIGNS[other], k) if awaited > 0 else None
+        self._next = (DESIGNS[next_design], k) if has_next > 0 else None
         self.costs = Costs(*(math.nan if cost < 0 else cost for cost in costs))
 
     def extra_repr(self) -> str:

@@ -11,6 +11,7 @@ PROBE_EXAMPLES = 64  # of a step's batch, scored with all classes
 POOLED_PROBES = 8
 FIRST_STEP = 4  # the intervals double from there until a probe costs at most MAX_SHARE
 MAX_SHARE = 0.01  # of the work of the steps between two probes
+FIRST_INTERVALS = 0.1  # of such an interval come before the first probe
 WARNED_ERROR = 0.5  # nats
 MIN_WARNED_PROBES = 4  # a single probe has heavy tails
 PRODUCTS_PER_STEP = 3  # of the examples with the classes scored: scores, and the gradients of both factors
@@ -24,7 +25,8 @@ class ErrorProbe:
     clocks, so that the same seed gives the same probes.
 
     Args:
-        every: steps between two probes. None: the intervals double until probes cost at most 1 % of the steps.
+        every: steps between two probes. None: the intervals double until probes cost at most 1 % of the steps. The
+            first one comes when it costs at most a tenth of the steps so far.
         warns: whether a pooled error above 0.5 is to be warned about.
 
     Example:
@@ -65,6 +67,18 @@ class ErrorProbe:
         """Count a training step; return True if a probe is due in it."""
         self.steps += 1
         return self.steps >= self.next_step
+
+    def postpones(self, interval: int) -> bool:
+        """Return True if the first probe would cost too much after so few steps, and schedule it for later.
+
+        Args:
+            interval: steps after which a probe costs at most 1 % of them.
+        """
+        later = math.ceil(FIRST_INTERVALS * interval)
+        if self.every is not None or self.number > 0 or self.steps >= later:
+            return False
+        self.next_step = later
+        return True
 
     def record(self, square: float, *, interval: int) -> None:
         """Add the mean square of a probe, and schedule the next one; a square that is not finite is not added.

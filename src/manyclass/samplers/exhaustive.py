@@ -5,6 +5,7 @@ from torch import Tensor, nn
 
 from manyclass import _check
 from manyclass.candidates import Block, Candidates
+from manyclass.kernels import EXACT_WAYS
 from manyclass.samplers._sampler import checked_draw, no_learning, no_schedule, no_vectors
 
 
@@ -13,7 +14,7 @@ class Exhaustive(nn.Module):
 
     Args:
         num_classes: C.
-        way: the way to the exact loss, one of `kernels.available_ways`. For None, and for a batch that the way does not
+        way: the way to the exact loss, one of `kernels.EXACT_WAYS`. For None, and for a batch that the way does not
             support, it follows from shapes and device alone.
 
     Example:
@@ -30,6 +31,8 @@ class Exhaustive(nn.Module):
     def __init__(self, num_classes: int, *, way: str | None = None) -> None:
         super().__init__()
         self.num_classes = _check.integer("num_classes", num_classes, 1)
+        if way is not None:
+            _check.choice("way", way, EXACT_WAYS)
         self.way = way
 
     forward = checked_draw

@@ -139,8 +139,7 @@ class Learned(nn.Module):
         self, target: Tensor, exclude: Tensor, *, hidden: Tensor | None, generator: torch.Generator | None
     ) -> Candidates:
         """Draw for checked arguments."""
-        if self.order is not None and self.order.build_if_stale():
-            self.reorder()
+        self.order_if_stale()
         # The function below may be called after the comb has been replaced.
         comb = self.comb
         groups = num_groups(target, self.group_size)
@@ -183,6 +182,11 @@ class Learned(nn.Module):
     def every(self) -> int:
         """The steps between two rebuilds of the table."""
         return self._every or max(50, math.isqrt(self.num_classes))
+
+    def order_if_stale(self) -> None:
+        """Order the classes by newly attached class vectors."""
+        if self.order is not None and self.order.build_if_stale():
+            self.reorder()
 
     def reorder(self) -> None:
         """Put the classes on the line in the present order of clusters."""
@@ -240,8 +244,11 @@ class Learned(nn.Module):
 
 def _one_block(blocks: tuple[Block, ...], groups: int) -> Block:
     """Return a block of all slots: classes that are certain are drawn for each group."""
-    ids = torch.cat([block.ids.expand(groups, -1) for block in blocks], 1)
-    return blocks[0] if len(blocks) == 1 else Block(ids, torch.cat([b.log_kappa.expand(groups, -1) for b in blocks], 1))
+    if len(blocks) == 1:
+        return blocks[0]
+    parts = [(block.ids.expand(groups, -1), block.log_kappa.expand(groups, -1)) for block in blocks]
+    ids, log_kappa = (torch.cat(part, 1) for part in zip(*parts, strict=True))
+    return Block(ids, log_kappa)
 
 
 def _weight(estimate: Tensor, frequency: Tensor, mix: float, left_out: Tensor | None) -> Tensor:

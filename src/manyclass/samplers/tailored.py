@@ -114,7 +114,7 @@ class Tailored(nn.Module):
             raise ValueError(f"`k` must be at least {MIN_PROBING_K} with `probes` above 0, got {k}")
         self.search = self._new_search()
         # float32 [D, D]: the running second moment of hidden, to some scale.
-        self.moment = self.sketch.directions
+        self.moment = torch.zeros_like(self.sketch.directions)
         self._set_weights(self.source.read())
 
     def _set_weights(self, weight: Tensor) -> None:
@@ -172,8 +172,9 @@ class Tailored(nn.Module):
         moment, directions, pending = (
             checked_square(name, state[name], dim) for name in ("moment", "directions", "pending_directions")
         )
-        self.source.restore_left_out(weights)
+        # The progress is checked before anything changes.
         self.schedule.restore(state["progress"], Sketch(pending) if pending.any() else None)
+        self.source.restore_left_out(weights)
         self.moment, self.sketch = moment, Sketch(directions)
         self._set_weights(weights)
 
@@ -182,7 +183,9 @@ class Tailored(nn.Module):
         check_vectors(weight, bias, self.num_classes)
         self.schedule.attach(*(x for x in (weight, bias) if x is not None))
         if self.search is not None:
-            self.search.to(self.device).attach(*(x for x in (weight, bias) if x is not None))
+            # A head attaches at each step, and moving a module takes time even if nothing moves.
+            search = self.search if self.search.device == self.device else self.search.to(self.device)
+            search.attach(*(x for x in (weight, bias) if x is not None))
         if self.sketch.dim != weight.shape[1]:
             self.sketch = Sketch.full(weight.shape[1], self.device)
             self.moment = torch.zeros_like(self.directions)
@@ -233,12 +236,10 @@ class Tailored(nn.Module):
             weight, nearest = self.proposal(hidden, groups)
             pi = self.teeth.inclusion(weight)
             block = Block(*self.teeth.draw(pi, generator))
-
-        def target_log_kappa() -> Tensor:
             group = block.spread(torch.arange(groups, device=target.device).unsqueeze(1), len(target)).squeeze(1)
-            return -pi[group, target].log()
-
-        return self._candidates(target, exclude, block, nearest, target_log_kappa)
+            # Read now: a function that keeps π [G, C] would hold its memory until the backward pass.
+            target_pi = pi[group, target]
+        return self._candidates(target, exclude, block, nearest, lambda: -target_pi.log())
 
     def _candidates(
         self,
@@ -347,17 +348,21 @@ class Tailored(nn.Module):
 
     def set_k(self, k: int) -> None:
         """Draw another number of classes."""
-        self.k = _check.integer("k", k, 1, self.num_classes)
+        self.k = _check.integer("k", k, MIN_PROBING_K if self.probes else 1, self.num_classes)
         self._set_teeth()
 
     def refresh(self) -> None:
         """Read the counts again, and renew the sketch from the second moment."""
         self._set_weights(self.source.read().to(self.device))
+        self.renew_sketch()
+        if self.probing is not None:
+            self.probing.refresh(self.moment)
+
+    def renew_sketch(self) -> None:
+        """Make the sketch from the present second moment."""
         self.schedule.drop()
         with isolated():
             self.sketch = self._snapshot()()
-        if self.probing is not None:
-            self.probing.refresh(self.moment)
 
     def resize(self, num_classes: int) -> None:
         """Resize the counts; class vectors must be attached again before they are scored."""

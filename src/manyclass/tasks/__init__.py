@@ -1,7 +1,6 @@
 """Data, encoder and training together: from files to trained models and their predictions."""
 
 from manyclass.tasks.accuracy import error_summary as error_summary
-from manyclass.tasks.accuracy import last_error as last_error
 from manyclass.tasks.catalog import TASKS as TASKS
 from manyclass.tasks.features import LabelledChunks as LabelledChunks
 from manyclass.tasks.fit import fit as fit

@@ -89,8 +89,8 @@ def measure(model: Model, batches: Iterable[object], *, at: Sequence[int] | None
     """
     spec = model.spec
     if at is not None:
-        spec = replace(spec, settings=replace(spec.settings, at=tuple(at)))
         check_at(at, len(spec.names))
+        spec = replace(spec, settings=replace(spec.settings, at=tuple(at)))
     # Bands are powers of ten: 0, 1 to 9, 10 to 99, …
     counts = spec.counts.to(model.device)
     band_of = torch.where(counts > 0, counts.clamp(min=1).log10().floor() + 1, 0).long()

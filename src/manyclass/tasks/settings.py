@@ -30,8 +30,8 @@ class Settings:
         clip: clip the gradient norm at this value.
         decay: whether learning rates decay linearly to 0 over the epochs.
         sampler, objective: by name; None: the default of a head with counts.
-        k: classes drawn per step; "auto": as many as `rmse_log_z` takes.
-        rmse_log_z: the error of log Z̃ to keep to, with k "auto".
+        k: classes drawn per step; "auto": as many as `rmse_log_z` needs. None: "auto", or 1024 with a sampler.
+        rmse_log_z: the error of log Z̃ to keep below, where k is not a number.
         at: each k of the metrics at k, such as HR@k; sequences select the best model by NDCG at the first.
         dim: dimension of the class vectors; not for features.
         hidden_layers, rank: for features, see `FeatureEncoder`.
@@ -97,6 +97,9 @@ class Settings:
         # A limit in seconds replaces the default number of epochs.
         if self.seconds is not None:
             missing.pop("epochs", None)
+        # A learning rate belongs to an optimiser: another one has another default.
+        if self.optimizer not in (None, defaults.optimizer):
+            missing.pop("learning_rate", None)
         return replace(self, **missing)
 
     def shown(self) -> str:

@@ -28,8 +28,9 @@ class Training:
     """A training of an encoder and a head until the first of its limits.
 
     A step computes `head(encoder(inputs), target)` and its gradients, then steps the optimisers and the schedulers.
-    Modules stay in the mode (`train` or `eval`) they are in. The same seed gives the same run, bit for bit on the CPU;
-    everything else that is random (initial parameters, dropout, a shuffling loader) follows `torch.manual_seed`.
+    Modules stay in the mode (`train` or `eval`) they are in. The same seed gives the same run, bit for bit on the CPU,
+    with the same costs if the sampler decides by them; everything else that is random (initial parameters, dropout, a
+    shuffling loader) follows `torch.manual_seed`.
 
     Args:
         head: the head whose loss is minimised.
@@ -293,6 +294,9 @@ class Training:
         decides = deciding_part(self._head.sampler)  # type: ignore[arg-type]
         if decides is not None and len(decides.decisions) != self._decided:
             self._decided, news["decision"] = len(decides.decisions), decides.decisions[-1]
+            if self._extra is not None:
+                # What it has measured so far is the error of the design before.
+                self._extra.restart_pool()
         return news
 
     def _record(self, *, evaluating: bool = False, news: dict[str, Any] | None = None) -> None:

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable
-from ctypes import c_int64, c_void_p
+from ctypes import c_int, c_int64, c_void_p
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ _SUFFIXES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 @functools.cache
 def _likely(dtype: torch.dtype) -> Callable[..., None]:
     sizes = (c_int64, c_int64, c_int64)
-    return bind(f"manyclass_likely_{_SUFFIXES[dtype]}", c_void_p, c_void_p, *sizes, c_void_p, c_void_p)
+    return bind(f"manyclass_likely_{_SUFFIXES[dtype]}", c_void_p, c_void_p, *sizes, c_void_p, c_void_p, c_int)
 
 
 def likely_(largest: Tensor, scores: Tensor, bias: Tensor | None, nearest: int) -> Tensor:
@@ -49,5 +49,6 @@ def likely_(largest: Tensor, scores: Tensor, bias: Tensor | None, nearest: int) 
         nearest,
         address("largest", largest, torch.float32, classes),
         ids.data_ptr(),
+        torch.get_num_threads(),
     )
     return ids

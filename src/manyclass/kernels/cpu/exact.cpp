@@ -1,4 +1,4 @@
-// The work between the matrix products of kernels/exact.py: one pass over the scores of a run of classes.
+// The work between the matrix products of kernels/all_classes.py: one pass over the scores of a run of classes.
 
 #include <algorithm>
 #include <cmath>

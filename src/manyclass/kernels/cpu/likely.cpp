@@ -52,8 +52,8 @@ void find_largest(const float* row, int64_t classes, int64_t n, std::vector<floa
 
 template <typename T>
 void likely(const T* scores, const float* bias, int64_t batch, int64_t classes, int64_t nearest, float* largest,
-            int64_t* ids) {
-#pragma omp parallel if (batch * classes > kSerialScores)
+            int64_t* ids, int threads) {
+#pragma omp parallel num_threads(threads) if (batch * classes > kSerialScores)
     {
         std::vector<float> row(classes), found(classes, kNone), best, kept(nearest);
 #pragma omp for schedule(static)
@@ -100,11 +100,11 @@ void likely(const T* scores, const float* bias, int64_t batch, int64_t classes, 
 // Raises `largest` [C] to max_b log p_b(c) over the rows of scores [B, C]; each row leaves its `nearest` largest out
 // and writes them to ids [B, nearest], -1 if there are fewer.
 extern "C" void manyclass_likely_float32(const float* scores, const float* bias, int64_t batch, int64_t classes,
-                                         int64_t nearest, float* largest, int64_t* ids) {
-    likely(scores, bias, batch, classes, nearest, largest, ids);
+                                         int64_t nearest, float* largest, int64_t* ids, int threads) {
+    likely(scores, bias, batch, classes, nearest, largest, ids, threads);
 }
 
 extern "C" void manyclass_likely_bfloat16(const uint16_t* scores, const float* bias, int64_t batch, int64_t classes,
-                                          int64_t nearest, float* largest, int64_t* ids) {
-    likely(scores, bias, batch, classes, nearest, largest, ids);
+                                          int64_t nearest, float* largest, int64_t* ids, int threads) {
+    likely(scores, bias, batch, classes, nearest, largest, ids, threads);
 }
