@@ -38,6 +38,7 @@ MAY_IMPORT = {
     "objectives": {"_check", "candidates", "forms"},
     "kernels": {"_check", "_context", "candidates", "forms"},
     "heads": {
+        "eval_mode",
         "_check",
         "_context",
         "_handle",
@@ -59,6 +60,7 @@ MAY_IMPORT = {
     "storage": {"_check", "errors"},
     "training": {
         "_check",
+        "_context",
         "candidates",
         "samplers",
         "objectives",

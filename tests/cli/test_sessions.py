@@ -73,7 +73,7 @@ def test_a_session_file_is_held_out_and_measured_at_any_k(files, tmp_path, capsy
         assert all(set(wanted) < set(band) for band in numbers["by_frequency"])
 
 
-@pytest.mark.parametrize("at", ["0", "-3", "10,0", "ten", "", "10,,20", "10,10", "1.5", "9" * 5000])
+@pytest.mark.parametrize("at", ["0", "-3", "10,0", "ten", "", "10,,20", "10,10", "10,010", "1.5", "9" * 5000])
 @pytest.mark.parametrize("command", ["fit", "evaluate"])
 def test_a_bad_k_is_one_line(trained, capsys, tmp_path, command, at):
     _, model, data = trained("sequences")
@@ -91,6 +91,8 @@ def test_a_k_beyond_the_classes_is_one_line(trained, files, capsys, tmp_path):
     expected = "manyclass: `at` must be at most the number of classes, 24, got 25\n"
     assert run("evaluate", model, data, "--at", "10,25") == 2
     assert capsys.readouterr().err == expected
+    assert run("evaluate", model, data, "--at", "3000000000") == 2
+    assert capsys.readouterr().err == expected.replace("25", "3,000,000,000")
     assert fit("sequences", files[0], tmp_path / "m", "--at", "25") == 2
     assert capsys.readouterr().err == expected
     assert list((tmp_path / "m").iterdir()) == []

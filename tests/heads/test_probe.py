@@ -184,6 +184,88 @@ def test_measuring_the_designs_leaves_the_random_numbers_of_a_scorer_alone():
     assert torch.equal(*runs)
 
 
+class Counting(torch.nn.Module):
+    """A scorer with dropout and a buffer that training changes."""
+
+    def __init__(self):
+        super().__init__()
+        self.items = torch.nn.Embedding(C, D)
+        self.dropout, self.norm = torch.nn.Dropout(0.5), torch.nn.BatchNorm1d(D)
+
+    def forward(self, hidden, ids):
+        rows = self.dropout(self.norm(self.items(ids).flatten(0, 1))).reshape(*ids.shape, D)
+        return hidden @ rows.transpose(1, 2)
+
+
+def test_the_dropout_of_a_scorer_is_no_error_and_probes_change_none_of_its_buffers():
+    means = []
+    for every in (1, 10**6):
+        torch.manual_seed(0)
+        head = ScorerHead(Counting(), Systematic(torch.ones(C), C - 4))
+        head.own_probe = ErrorProbe(every=every)
+        hidden, target = torch.randn(B, D), torch.randint(C, (B,))
+        for _ in range(4):
+            head(hidden, target).backward()
+        means.append(head.scorer.norm.running_mean)
+        assert head.training
+        assert head.scorer.dropout.training
+        assert every > 1 or head.probe.error < 0.1
+    assert torch.equal(*means)
+
+
+def test_measuring_the_designs_changes_no_buffer_of_a_scorer():
+    means = []
+    for costs in (None, Costs(1.0, 0.5, 0.7, 0.0)):
+        torch.manual_seed(0)
+        head = ScorerHead(Counting(), Automatic(torch.ones(C), least=30, costs=costs))
+        head(torch.randn(B, D), torch.arange(B)).backward()
+        means.append(head.scorer.norm.running_mean)
+    assert torch.equal(*means)
+
+
+def test_a_scorer_is_probed_when_the_classes_that_its_steps_encode_pay_for_it():
+    # A probe encodes 400 classes. A step encodes 380 + 512, and its gradients take twice the time of its scores, so
+    # that a probe costs 1 % of 15 steps.
+    head = ScorerHead(Counting(), Systematic(torch.ones(C), 380))
+    hidden, target = torch.randn(512, D), torch.randint(C, (512,))
+    found = []
+    for step in range(1, 32):
+        head(hidden, target)
+        if head.probe.number > len(found):
+            found.append(step)
+    assert found == [4, 8, 16, 31]
+
+
+def test_the_first_probe_of_a_scorer_awaits_steps_that_pay_for_it():
+    head = ScorerHead(Counting(), Systematic(torch.ones(C), 10))
+    hidden, target = torch.randn(B, D), torch.randint(C, (B,))
+    for _ in range(89):
+        assert head.probe.number == 0
+        head(hidden, target)
+    assert head.probe.number == 1
+
+
+def test_hooks_of_class_vectors_see_the_gradient_of_the_step_alone():
+    head, hidden, target = make(Automatic(torch.ones(C), least=30))
+    seen = []
+    head.weight.register_hook(lambda gradient: seen.append(gradient))
+    head(hidden, target).backward()
+    assert head.sampler.costs.exact > 0
+    assert len(seen) == 1
+
+
+def test_a_scorer_is_not_told_to_let_its_head_decide():
+    torch.manual_seed(0)
+    items = 20 * torch.randn(C, D)
+    head = ScorerHead(lambda hidden, ids: hidden @ items[ids].transpose(1, 2), Systematic(torch.ones(C), 3))
+    head.own_probe = ErrorProbe(every=1)
+    hidden = torch.randn(B, D, requires_grad=True)
+    for _ in range(3):
+        head(hidden, torch.arange(B)).backward()
+    with pytest.warns(InaccurateWarning, match=r"too probable\. Draw more classes with a larger `k`$"):
+        head(hidden, torch.arange(B)).backward()
+
+
 def test_a_large_error_warns_once_with_the_figure_and_what_to_do():
     head, hidden, target = make(Systematic(torch.ones(C), 8), scale=6.0)
     head.own_probe = ErrorProbe(every=1)

@@ -9,7 +9,7 @@ import torch
 
 from manyclass import ClassCounts, ClassHead, diagnose
 from manyclass.kernels import cpu
-from manyclass.samplers import Systematic, Tailored, WithExplicit
+from manyclass.samplers import Systematic, Tailored, WithExplicit, _halving
 from manyclass.samplers import _cells as cells_module
 from manyclass.samplers._cell_search import CellSearch
 from manyclass.samplers._cells import CLASSES_PER_CELL, Cells, cell_bounds, num_cells
@@ -121,12 +121,37 @@ def test_cells_hold_every_class_once(number):
     assert sorted(members[members >= 0].tolist()) == list(range(number))
 
 
-def test_cells_are_the_same_for_the_same_vectors_in_any_chunks(monkeypatch):
-    vectors, bias = rows(700)
+def test_cells_are_the_same_for_the_same_vectors_and_as_good_in_any_chunks(monkeypatch):
+    vectors, bias = rows(4000)
     whole = Cells.of(vectors, bias, torch.eye(D))
     assert torch.equal(whole.order, Cells.of(vectors.clone(), bias, torch.eye(D)).order)
-    monkeypatch.setattr("manyclass.samplers._halving.ROWS_AT_ONCE", 100)
-    torch.testing.assert_close(Cells.of(vectors, bias, torch.eye(D)).order, whole.order)
+    monkeypatch.setattr(_halving, "ROWS_AT_ONCE", 100)
+    parts = Cells.of(vectors, bias, torch.eye(D))
+    assert sorted(parts.order.tolist()) == list(range(4000))
+    cell = torch.arange(4000) * whole.number // 4000
+    errors = [(vectors[x.order.long()] - x.centroids[cell]).square().sum().item() for x in (parts, whole)]
+    assert errors[0] == pytest.approx(errors[1], rel=0.03)
+
+
+def test_runs_that_fit_into_the_cache_are_halved_together(monkeypatch):
+    calls = []
+    halved = _halving._halved
+    monkeypatch.setattr(_halving, "_halved", lambda *operands: calls.append(1) or halved(*operands))
+    monkeypatch.setattr(_halving, "ROWS_AT_ONCE", 500)
+    vectors, bias = rows(4000)
+    Cells.of(vectors, bias, torch.eye(D))
+    # Three levels of all 512 cells, then six in each of eight runs.
+    assert len(calls) == 3 + 8 * 6
+
+
+def test_a_search_in_parts_finds_the_same(monkeypatch):
+    vectors, bias = rows(3000, groups=50)
+    hidden, cells = queries(20), Cells.of(vectors, bias, torch.eye(D))
+    monkeypatch.setattr(cpu, "can_probe", lambda *operands: False)
+    whole = cells.search(hidden, vectors, bias, 6)
+    monkeypatch.setattr("manyclass.samplers._cells.MAX_GATHERED", 7 * 512 * D)
+    for part, expected in zip(cells.search(hidden, vectors, bias, 6), whole, strict=True):
+        torch.testing.assert_close(part, expected)
 
 
 def test_cells_hold_classes_of_similar_scores():

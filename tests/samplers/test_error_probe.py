@@ -22,6 +22,18 @@ def test_intervals_double_from_the_first_steps_until_probes_are_affordable():
     assert due_steps(ErrorProbe(every=7), 22, interval=1) == [7, 14, 21]
 
 
+def test_the_first_probe_awaits_steps_that_pay_for_it():
+    probe = ErrorProbe()
+    while not probe.count_step() or probe.postpones(1000):
+        pass
+    assert probe.steps == 100
+    probe.record(0.01, interval=1000)
+    assert probe.next_step == 200
+    # Later probes, and those of a given interval, are taken as they come.
+    assert not probe.postpones(10**6)
+    assert not ErrorProbe(every=3).postpones(10**6)
+
+
 def test_an_affordable_probe_scores_at_most_a_hundredth_of_the_classes_between_two():
     interval = affordable_interval(50_000, 512, 1024)
     assert 64 * 50_000 <= 0.01 * interval * 3 * 512 * 1024 < 64 * 50_000 + 0.01 * 3 * 512 * 1024

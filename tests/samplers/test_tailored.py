@@ -238,6 +238,23 @@ def test_training_renews_the_sketch_from_hidden():
     assert head.sampler.moment is before
 
 
+def test_a_pending_sketch_of_full_rank_is_restored():
+    samplers = [Tailored(torch.ones(50), 5, every=8) for _ in range(2)]
+    for sampler in samplers:
+        sampler.attach(torch.randn(50, 64, generator=torch.Generator().manual_seed(0)))
+    first, second = samplers
+    first.sketch = Sketch.of(torch.eye(64), 16)
+    first.moment = torch.eye(64)
+    for _ in range(8):
+        first.advance()
+    second.load_state_dict(first.state_dict())
+    for _ in range(2):
+        assert [tuple(sampler.sketch.basis.shape) for sampler in samplers] == [(64, 16)] * 2
+        for sampler in samplers:
+            sampler.advance()
+    assert [sampler.sketch.basis for sampler in samplers] == [None, None]
+
+
 def test_a_batch_of_nan_is_refused_and_teaches_nothing(kernels):
     head = ClassHead(D, C, sampler=Tailored(COUNTS, 3, group_size=3, rank=1, every=2))
     hidden = torch.randn(B, D, generator=torch.Generator().manual_seed(0))

@@ -44,7 +44,7 @@ REBUILT = {
     "tailored, probing cells": lambda w: Tailored(w, K, group_size=4, probes=3, every=EVERY),
     "budget, rebuilt": lambda w: Budget(Learned(w, K, every=EVERY, order="cluster"), 0.1, every=2, least=8),
     # It takes up another design within the steps of most tests. With given costs decisions follow from the seed.
-    "automatic, deciding": lambda w: Automatic(w, 0.038, least=8, every=1, costs=Costs(10.0, 1.0, 2.0, 0.01)),
+    "automatic, deciding": lambda w: Automatic(w, 0.02, least=8, every=1, costs=Costs(10.0, 1.0, 2.0, 0.01)),
     "learned and minibatch explicit": lambda w: WithExplicit(Learned(w, K, every=EVERY), "batch"),
     "learned and set explicit": lambda w: WithExplicit(Learned(w, K, every=EVERY, order="cluster"), FIXED),
 }

@@ -216,3 +216,17 @@ def test_predictions_compile_for_any_batch(make):
     for batch in (B, 3, 11):
         hidden = torch.randn(batch, D)
         assert torch.equal(run(hidden).ids, head.topk(hidden, 5).ids)
+
+
+@pytest.mark.parametrize("sampler", [None, Learned(WEIGHTS, 6)], ids=["default", "learned"])
+def test_a_compiled_head_is_probed_and_measured_under_autocast(sampler):
+    torch.manual_seed(0)
+    if sampler is None:
+        sampler = Automatic(WEIGHTS, least=4)
+    head, encoder = ClassHead(D, C, sampler=sampler), nn.Linear(D, D)
+    compiled = torch.compile(lambda x: head(encoder(x), TARGET), backend="aot_eager", fullgraph=True)
+    for _ in range(6):
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = compiled(HIDDEN)
+        loss.backward()
+    assert head.probe.number > 0

@@ -30,6 +30,7 @@ MAX_TIMED_SCORES = 1 << 24  # of a draw of all classes, which autograd keeps sev
 UPDATE_PASSES = 2  # of two reads and one write: gradient, state and weight are read, the last two are written
 TIMED_RUNS = 3  # after one that fills caches
 MAX_EXPONENT = 700.0  # of a float: the error of a training that diverges has no limit
+MAX_EARLY_SCORES = 1 << 24  # of a probe that any step can pay for
 EXACT_INTERVAL = 50  # steps between two records that all classes were scored
 
 
@@ -76,7 +77,8 @@ def probe_step(
             probe.record(0.0, interval=EXACT_INTERVAL)
             continue
         interval = math.ceil(_agreed(head, _interval(head, candidates, len(loss)), loss.device))
-        if probe.postpones(interval):
+        is_dear = is_scorer(head) or PROBE_EXAMPLES * head.num_classes > MAX_EARLY_SCORES
+        if is_dear and probe.postpones(interval):
             continue
         square = _agreed(
             head,

@@ -104,6 +104,8 @@ class Automatic(nn.Module):
         self._probes_at_review = 0
         self._rises = 0
         self._next: tuple[str, int] | None = None
+        # True in the first step of a design.
+        self._has_begun = False
 
     @property
     def k(self) -> int:
@@ -142,6 +144,10 @@ class Automatic(nn.Module):
 
     def advance(self) -> None:
         """Begin with the design that the last step has chosen, and count a training step in it."""
+        if self._has_begun:
+            # A compiled graph takes up a design one step later, and has probed the one before once more.
+            self.probe.restart_pool()
+        self._has_begun = self._next is not None
         if self._next is not None:
             design, k = self._next
             self._set_k(design, k)
@@ -326,15 +332,8 @@ class Automatic(nn.Module):
         chosen = [DESIGNS.index(self.design), self._k(SHARED), self._k(TAILORED), DESIGNS.index(design), k]
         costs = [-1.0 if math.isnan(cost) else cost for cost in astuple(self.costs)]
         way = -1 if self.exact.way is None else EXACT_WAYS.index(self.exact.way)
-        values = [
-            *chosen,
-            self._next is not None,
-            self._probes_at_review,
-            self._rises,
-            way,
-            *costs,
-            *self.probe.state(),
-        ]
+        stage = [self._next is not None, self._has_begun, self._probes_at_review, self._rises, way]
+        values = [*chosen, *stage, *costs, *self.probe.state()]
         return torch.tensor(values, dtype=torch.float64, device="cpu")
 
     def move(self, device: torch.device) -> None:
@@ -346,7 +345,8 @@ class Automatic(nn.Module):
         values = saved_vector("progress", state["progress"], torch.float64, length, low=-1.0).tolist()
         if not max(values) < math.inf:
             raise ValueError(f"`progress` must be finite, got {max(values)}")
-        design, shared, tailored, next_design, k, has_next, reviewed, rises, way = map(int, values[:_CHOICE_LENGTH])
+        design, shared, tailored, next_design, k, *stage = map(int, values[:_CHOICE_LENGTH])
+        has_next, has_begun, reviewed, rises, way = stage
         _check.integer("way", way, -1, len(EXACT_WAYS) - 1)
         for index in (design, next_design):
             _check.integer("design", index, 0, len(DESIGNS) - 1)
@@ -359,7 +359,7 @@ class Automatic(nn.Module):
         self._set_k(TAILORED, tailored)
         self.design, self._probes_at_review, self._rises = DESIGNS[design], max(0, reviewed), max(0, rises)
         self.exact.way = None if way < 0 else EXACT_WAYS[way]
-        self._next = (DESIGNS[next_design], k) if has_next > 0 else None
+        self._next, self._has_begun = (DESIGNS[next_design], k) if has_next > 0 else None, has_begun > 0
         self.costs = Costs(*(math.nan if cost < 0 else cost for cost in costs))
 
     def extra_repr(self) -> str:
@@ -367,7 +367,7 @@ class Automatic(nn.Module):
         return f"design={self.design!r}, k={self.k}, rmse_log_z={self.rmse_log_z:g}"
 
 
-_CHOICE_LENGTH = 9
+_CHOICE_LENGTH = 10
 
 
 def _way_of_first_rank(way: str | None, device: torch.device) -> str | None:

@@ -26,7 +26,7 @@ class ErrorProbe:
 
     Args:
         every: steps between two probes. None: the intervals double until probes cost at most 1 % of the steps. The
-            first one comes when it costs at most a tenth of the steps so far.
+            first one of many classes comes when it costs at most a tenth of the steps so far.
         warns: whether a pooled error above 0.5 is to be warned about.
 
     Example:

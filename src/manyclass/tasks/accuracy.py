@@ -8,7 +8,8 @@ from manyclass.training import History
 
 def highest_error(settings: Settings) -> float:
     """Return the error of log Z̃, in nats, above which a sampler that decides changes its design."""
-    return TOO_HIGH * (defaults.RMSE_LOG_Z if settings.rmse_log_z is None else settings.rmse_log_z)
+    chosen = defaults.RMSE_LOG_Z if settings.rmse_log_z is None else settings.rmse_log_z
+    return round(TOO_HIGH * chosen, 6)
 
 
 def error_summary(history: History, settings: Settings) -> str | None:
