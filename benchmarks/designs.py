@@ -32,14 +32,14 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT.parent))
@@ -48,26 +48,18 @@ from benchmarks.counts import DATA  # noqa: E402
 from benchmarks.machine import processor, provenance  # noqa: E402
 from benchmarks.real_data import DATA_SETS, DataSet  # noqa: E402
 from manyclass import tasks  # noqa: E402
-from manyclass.inference import ranks  # noqa: E402
+from manyclass.tasks.metrics import rank_metrics  # noqa: E402
 from manyclass.training import Batch, Callback, Training, evaluate  # noqa: E402
 
 RESULTS = ROOT / "results" / "designs.csv"
 DESIGNS = ("default", "tailored", "exact")
 DEFAULT = "default"
-SESSIONS = ("nowplaying", "tmall")
 TRUE_ERROR_BATCHES = TRUE_ERROR_DRAWS = 8
 RATIOS = ("perplexity", "HR@10", "NDCG@10", "MRR", "seconds")  # to those of exact training
 KEY = ("data", "design", "seed", "device", "epochs_given")
 Row = dict[str, Any]
 
-# Functions of ranks to values; P@20 of the literature on sessions is HR@20.
-METRICS: dict[str, Callable[[Tensor], Tensor]] = {
-    "HR@10": lambda rank: (rank <= 10).double(),
-    "NDCG@10": lambda rank: torch.where(rank <= 10, 1 / torch.log2(1 + rank), 0.0),
-    "MRR": lambda rank: 1 / rank,
-    "HR@20": lambda rank: (rank <= 20).double(),
-    "MRR@20": lambda rank: torch.where(rank <= 20, 1 / rank, 0.0),
-}
+METRICS = ("HR@10", "NDCG@10", "MRR", "HR@20", "MRR@20")  # P@20 of the literature on sessions is HR@20
 
 
 @dataclass(frozen=True)
@@ -139,25 +131,6 @@ def describe(sampler: object) -> str:
     return f"{' with '.join(names)}{'' if k is None else f', k = {k:,}'}"
 
 
-def rank_metrics(head: Any) -> dict[str, Callable[[Tensor, Batch], Tensor]]:
-    """Return the metrics for `evaluate`, which share one ranking of each batch."""
-    cached: list[tuple[Batch, Tensor]] = []
-
-    def ranked(hidden: Tensor, batch: Batch) -> Tensor:
-        if not cached or cached[0][0] is not batch:
-            present = batch.target >= 0
-            exclude = None if batch.exclude is None else batch.exclude[present]
-            rank = torch.full(batch.target.shape, torch.nan, dtype=torch.float64, device=batch.target.device)
-            rank[present] = ranks(head, hidden[present], batch.target[present], exclude=exclude)
-            cached[:] = [(batch, rank)]
-        return cached[0][1]
-
-    def metric(of_rank: Callable[[Tensor], Tensor]) -> Callable[[Tensor, Batch], Tensor]:
-        return lambda hidden, batch: of_rank(ranked(hidden, batch))
-
-    return {name: metric(of_rank) for name, of_rank in METRICS.items()}
-
-
 @torch.no_grad()
 def true_error(
     head: Any, encoder: nn.Module, batches: Sequence[object], *, draws: int = TRUE_ERROR_DRAWS, seed: int = 0
@@ -219,7 +192,7 @@ def run(setting: RunSettings, place: Place) -> Row | None:
     model, history, task = fitted.model, fitted.history, tasks.TASKS[data.kind]
     wall = time.perf_counter() - started
     test, summary = task.evaluation_batches(model.spec, data.test)
-    found = evaluate(model.head, test, encoder=model.encoder, metrics=rank_metrics(model.head))
+    found = evaluate(model.head, test, encoder=model.encoder, metrics=rank_metrics(model.head, METRICS))
     with tempfile.TemporaryDirectory(dir=place.work) as folder:
         some = _some(task.read(data.source, model.spec.settings, Path(folder)).train)
     evaluated = [record for record in history.records if record.held_out_loss is not None]

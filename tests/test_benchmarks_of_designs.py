@@ -82,16 +82,6 @@ def test_the_true_error_is_that_of_whole_batches():
     assert designs.true_error(exact, nn.Identity(), [(hidden, target)]) < 1e-5
 
 
-def test_ranks_give_the_metrics():
-    rank = torch.tensor([1.0, 10.0, 11.0, 21.0], dtype=torch.float64)
-    means = {name: float(of_rank(rank).mean()) for name, of_rank in designs.METRICS.items()}
-    assert means["HR@10"] == 0.5
-    assert means["HR@20"] == 0.75
-    assert means["MRR"] == pytest.approx((1 + 1 / 10 + 1 / 11 + 1 / 21) / 4)
-    assert means["MRR@20"] == pytest.approx((1 + 1 / 10 + 1 / 11) / 4)
-    assert means["NDCG@10"] == pytest.approx((1 + 1 / math.log2(11)) / 4)
-
-
 def test_the_frontier_of_a_part_of_sessions(folder, monkeypatch):
     monkeypatch.setattr(frontier, "PART_SESSIONS", 400)
     path = folder / "sessions" / "tmall-train.txt.xz"

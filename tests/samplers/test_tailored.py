@@ -9,6 +9,7 @@ import torch
 
 from manyclass import ClassCounts, ClassHead, diagnose
 from manyclass.samplers import Systematic, Tailored, WithExplicit
+from manyclass.samplers._scan import largest_log_p
 from manyclass.samplers._sketch import Sketch
 from manyclass.samplers._teeth import Teeth
 
@@ -108,6 +109,17 @@ def test_the_weights_are_the_largest_probability_in_the_group_and_a_share_of_the
         largest = (examples @ vectors.T + bias).double().softmax(1).amax(0)
         expected = 0.9 * largest / largest.sum() + 0.1 * COUNTS / COUNTS.sum()
         torch.testing.assert_close(weight[group], expected, **tolerance)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_scans_of_any_size_share_no_scores(dtype):
+    generator = torch.Generator().manual_seed(0)
+    for examples, classes in ((5, 40), (2, 7), (9, 80), (5, 40)):
+        query, rows = (torch.randn(n, 4, generator=generator).to(dtype) for n in (examples, classes))
+        with torch.inference_mode(classes == 40):
+            found, _ = largest_log_p(query, rows, None, 0)
+        expected = (query @ rows.T).float().log_softmax(1).amax(0)
+        torch.testing.assert_close(found, expected, rtol=0.0, atol=1e-5)
 
 
 @pytest.mark.parametrize("nearest", [0, 2, 5])

@@ -1,13 +1,17 @@
 """A scan of all classes for the largest probability that an example of a group gives to each of them."""
 
 import math
+import threading
 
 import torch
 from torch import Tensor
 
+from manyclass._context import isolated
 from manyclass.kernels import cpu
 
 MAX_SCORES = 1 << 24  # at once
+
+_kept = threading.local()
 
 
 def scan_dtype(device: torch.device) -> torch.dtype:
@@ -38,7 +42,8 @@ def largest_log_p(query: Tensor, rows: Tensor, bias: Tensor | None, nearest: int
     # Parts of the examples, since all scores at once may take too much memory.
     for part in query.split(max(1, MAX_SCORES // len(rows))):
         if cpu.is_available(part, rows):
-            ids.append(cpu.likely_(largest, part @ rows.T, bias, nearest))
+            scores = torch.mm(part, rows.T, out=_buffer(len(part), len(rows), rows.dtype))
+            ids.append(cpu.likely_(largest, scores, bias, nearest))
             continue
         scores = part @ rows.T
         log_p = (scores if bias is None else scores + bias).log_softmax(1, dtype=torch.float32)
@@ -48,3 +53,16 @@ def largest_log_p(query: Tensor, rows: Tensor, bias: Tensor | None, nearest: int
             ids.append(found.masked_fill_(top == -math.inf, -1))
         largest = torch.maximum(largest, log_p.amax(0))
     return largest, torch.cat(ids) if nearest else torch.empty(len(query), 0, dtype=torch.int64, device=query.device)
+
+
+def _buffer(examples: int, classes: int, dtype: torch.dtype) -> Tensor:
+    """Return a tensor [B, C] without values, in memory that each thread keeps.
+
+    The system clears the pages of a large new tensor, which takes as long as the product that fills it.
+    """
+    size = examples * classes
+    kept: Tensor | None = getattr(_kept, "scores", None)
+    if kept is None or kept.dtype != dtype or kept.numel() < size:
+        with isolated():
+            kept = _kept.scores = torch.empty(size, dtype=dtype, device="cpu")
+    return kept[:size].view(examples, classes)
