@@ -67,6 +67,14 @@ def test_a_limit_in_seconds_replaces_the_default_epochs():
     assert tasks.Settings(seconds=5, epochs=2).over(defaults).epochs == 2
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_another_optimiser_has_its_own_learning_rate(kind):
+    defaults = tasks.TASKS[kind].defaults
+    assert tasks.Settings(optimizer=defaults.optimizer).over(defaults).learning_rate == defaults.learning_rate
+    assert tasks.Settings(optimizer="sgd").over(defaults).learning_rate is None
+    assert tasks.Settings(optimizer="sgd", learning_rate=0.3).over(defaults).learning_rate == 0.3
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
