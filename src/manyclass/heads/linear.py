@@ -175,7 +175,7 @@ class ClassHead(nn.Module):
 
     @property
     def probe(self) -> ErrorProbe:
-        """The error of log Z̃ in training, measured at 1 % of its work after the first steps; `probe.error` is in nats."""
+        """The error of log Z̃ in training, measured at 1 % of its work after some steps; `probe.error` is in nats."""
         return probe_of(self)
 
     forward = sampled_loss
