@@ -35,6 +35,7 @@ BATCHES_PER_SKETCH = 5
 MAX_SCANNED_CLASSES = {"cpu": 1 << 20, "cuda": 1 << 24}
 DEFAULT_PROBES = 64
 MIN_PROBING_K = 2  # a tooth for each part of the draw
+CLASSES_PER_OTHER = 4  # one class in four is drawn by frequency from those that no example has found
 
 
 class Tailored(nn.Module):
@@ -46,7 +47,8 @@ class Tailored(nn.Module):
 
     With `probes`, each example scores only the classes of its most probable cells. Cells hold up to 8 classes with
     similar vectors; they are made from a copy of the class vectors on a background thread. The 16 most probable classes
-    of each example are scored for its group and drawn as above with half of k, all others with the other half, π ∝ f.
+    of each example are scored for its group and drawn as above with three quarters of k, all others with the rest of k,
+    π ∝ f.
 
     The sketch has rank r: ŝ = (hidden V)(W V)ᵀ + b, with the leading eigenvectors V [D, r] of a running second moment
     of hidden, which is renewed on a background thread; W V is made at each draw. Before the first V, ŝ are the scores.
@@ -127,9 +129,10 @@ class Tailored(nn.Module):
     def _set_teeth(self) -> None:
         self.teeth = Teeth(self.k, self._num_drawn, self.device)
         # The draws of the two parts if cells are probed: of the classes found, and of the others.
-        self.found_teeth = Teeth(self.k - self.k // 2, self._num_drawn, self.device)
+        others = max(1, self.k // CLASSES_PER_OTHER)
         probing = self.search is not None and self.k >= MIN_PROBING_K
-        self.comb = Comb.of(self.weights, self.k // 2) if probing else None
+        self.found_teeth = Teeth(self.k - others, self._num_drawn, self.device) if probing else self.teeth
+        self.comb = Comb.of(self.weights, others) if probing else None
 
     def _new_search(self) -> CellSearch | None:
         # The state must not depend on the device, which may change, so there are cells wherever one of them needs them.
