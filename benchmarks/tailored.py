@@ -6,8 +6,9 @@
 
 A draw for 512 examples and k = 1024 takes turns with the three matrix products of the step that it serves
 (512 × 1024 × 64). Class vectors lie around C/50 centres, themselves around 64, and each example is near a class: of 10⁵
-classes, the 16 most probable have two thirds of its probability. Beyond 4 million classes nothing is scanned. `--vectors` takes others: a file of torch.save with `w` [C, D],
-`b` [C], `h` [B, D], the targets `t` [B] and `counts` [C]. The error is that of log Z̃ over 20 draws.
+classes, the 16 most probable have two thirds of its probability. Beyond 4 million classes nothing is scanned.
+`--vectors` takes others: a file of torch.save with `w` [C, D], `b` [C], `h` [B, D], the targets `t` [B] and
+`counts` [C]. The error is that of log Z̃ over 20 draws.
 """
 
 import argparse
