@@ -85,6 +85,7 @@ STYLES = {
     "learned:1024": ("Learned, k = 1,024", "#009E73", ":"),
     "learned:4096": ("Learned, k = 4,096", "#009E73", "-"),
     "clustered:256": ("Clustered, k = 256", "#CC79A7", "-"),
+    "tailored:1024+session": ("Tailored, k = 1,024, session included", "#56B4E9", ":"),
 }
 
 
@@ -300,8 +301,9 @@ def draw(axes: "Axes", rows: Sequence[Row], title: str) -> None:
         axes.plot(*zip(*own, strict=True), dash, color=colour, marker="o", ms=3, lw=thick, label=label)
     axes.set_xscale("log")
     axes.set_yscale("log")
-    axes.yaxis.set_major_formatter("{x:,.0f}")
-    axes.yaxis.set_minor_formatter("{x:,.0f}")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter("{x:,g}")
+        axis.set_minor_formatter("{x:,g}")
     axes.set_xlabel("seconds of training")
     axes.set_ylabel("held-out perplexity")
     axes.set_title(title, loc="left")
