@@ -227,7 +227,7 @@ def test_link_prediction_names_the_missing_data_folder(tmp_path):
 
 
 def test_the_cost_of_designs_is_measured():
-    names = ["importance", "learned", "clustered"]
+    names = ["importance", "learned"]
     output = run("benchmarks/design_cost.py", "--classes", 1500, 3000, "--rounds", 1, "--designs", *names)
     table, growth = output.split("as C to the power")
     for name in names:

@@ -45,7 +45,7 @@ def test_a_bad_option_is_one_line(monkeypatch, capsys, tmp_path, arguments, mess
         (["--design", "magic"], "`designs` must be of importance;"),
         (["--device", "nowhere"], "`device` must be one that torch finds here, got 'nowhere'"),
         (["--data", "none.txt"], "`data` must be a file that can be read, got none.txt: No such file"),
-        (["--data", "."], "a folder with a file train.txt, got ., which has none"),
+        (["--data", "."], "a folder with train.txt, got ., which has none"),
         (["--held-out", "valid.txt"], "`--held-out` must come with `--data`, got valid.txt alone"),
         (["--redraw"], "`out` must hold the results.json of a study"),
         (["--split", "letters"], "'letters' is not one of"),

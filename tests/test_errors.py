@@ -226,12 +226,12 @@ REFUSED = {
     "exclude of another shape": (
         lambda: head()(hidden(), TARGET, exclude=torch.tensor([1, 2, 3])),
         ValueError,
-        r"`exclude` must have shape \[3, E\], got \[3\]",
+        r"`exclude` must have shape \[3, N\], got \[3\]",
     ),
     "exclude of a sampler": (
         lambda: Importance(ONES, 2)(TARGET, exclude=torch.tensor([[1]])),
         ValueError,
-        r"`exclude` must have shape \[3, E\], got \[1, 1\]",
+        r"`exclude` must have shape \[3, N\], got \[1, 1\]",
     ),
     "include out of range": (
         lambda: head()(hidden(), TARGET, include=torch.tensor([[1], [10], [-1]])),
@@ -241,7 +241,7 @@ REFUSED = {
     "include of another shape": (
         lambda: head()(hidden(), TARGET, include=torch.tensor([[1], [2]])),
         ValueError,
-        r"`include` must have shape \[3, E\], got \[2, 1\]",
+        r"`include` must have shape \[3, N\], got \[2, 1\]",
     ),
     "include of floats": (
         lambda: head()(hidden(), TARGET, include=torch.ones(3, 1)),
@@ -261,7 +261,7 @@ REFUSED = {
     "include of a sampler": (
         lambda: Importance(ONES, 2)(TARGET, include=torch.tensor([[1]])),
         ValueError,
-        r"`include` must have shape \[3, E\], got \[1, 1\]",
+        r"`include` must have shape \[3, N\], got \[1, 1\]",
     ),
     "include out of a sampler's range": (
         lambda: Importance(ONES, 2)(TARGET, include=torch.tensor([[-2]] * 3)),

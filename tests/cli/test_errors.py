@@ -139,7 +139,7 @@ def test_a_bad_option_of_fit_is_one_line(monkeypatch, capsys, tmp_path, argument
         (["fit", "none", "--text", "--out", "m"], "`data` must be a file that can be read, got none: No such file"),
         (["fit", "none", "--sequences", "--out", "m"], "`data` must be a file that can be read, got none: No such"),
         (["fit", "none", "--triples", "--out", "m"], "`data` must be a file that can be read, got none: No such"),
-        (["fit", ".", "--text", "--out", "m"], "a folder with a file train.txt, got ., which has none"),
+        (["fit", ".", "--text", "--out", "m"], "a folder with train.txt, got ., which has none"),
         (["fit", "rows.svm", "--out", "rows.svm"], "`--out` must be a folder that can be made, got rows.svm"),
         (["fit", "--out", "none", "--resume"], "`MODEL` must be a folder that `manyclass fit` made, got none"),
         (["evaluate", "none", "rows.svm"], "`MODEL` must be a folder that `manyclass fit` made, got none"),

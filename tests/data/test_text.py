@@ -82,7 +82,7 @@ def test_a_file_that_is_no_text_is_refused(tmp_path, content, message):
 
 
 def test_missing_and_broken_files_are_refused(tmp_path):
-    with pytest.raises(UserError, match=r"a file train\.txt, got .*, which has none"):
+    with pytest.raises(UserError, match=r"a folder with train\.txt, got .*, which has none"):
         read_text(tmp_path)
     with pytest.raises(UserError, match="No such file"):
         read_text(tmp_path / "none.txt")

@@ -142,7 +142,7 @@ def test_bytes_that_are_no_text_are_refused(folder):
 
 
 def test_a_folder_without_triples_is_named(tmp_path):
-    with pytest.raises(UserError, match=r"a folder with a file train\.txt"):
+    with pytest.raises(UserError, match=r"a folder with train\.txt"):
         read_triples(tmp_path)
     with pytest.raises(UserError, match="a file that can be read"):
         read_triples(tmp_path / "missing.txt")

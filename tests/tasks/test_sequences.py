@@ -214,7 +214,7 @@ def test_a_folder_may_hold_train_valid_and_test(tmp_path):
     assert tasks.measure(done.model, batches).examples == 4
     assert about == ("test.tsv: the last item of 4 users, ranked among all 24",)
     (folder / "train.tsv").rename(folder / "other.tsv")
-    with pytest.raises(UserError, match=r"`data` must be a file, or a folder with a file train.txt, got .*, which has"):
+    with pytest.raises(UserError, match=r"`data` must be a file, or a folder with train.txt, got .*, which has"):
         TASK.read(tasks.Source(folder), SETTINGS["sequences"].over(TASK.defaults), tmp_path / "none")
 
 

@@ -173,7 +173,7 @@ def read_triples(
         paths = {**found, **{split: given for split, given in paths.items() if given not in (None, path)}}
     train = paths["train"]
     if train is None:
-        raise UserError(f"`{name}` must be a file, or a folder with a file train.txt, got {path}, which has none")
+        raise UserError(f"`{name}` must be a file, or a folder with train.txt, got {path}, which has none")
     entities, relations = Names(), Names()
     parts = {
         split: np.empty((0, 3), dtype=np.int64) if file is None else _read(file, entities, relations, name, progress)
