@@ -11,6 +11,7 @@ from manyclass import ClassHead
 from manyclass.forms import LogSumExp
 from manyclass.heads import linear
 from manyclass.kernels import (
+    EXACT_WAYS,
     all_classes,
     available_ways,
     default_way,
@@ -482,3 +483,24 @@ def test_on_the_cpu_a_small_difference_of_speed_does_not_choose_the_way(monkeypa
 @pytest.mark.parametrize("way", ["eager", "closed_form", "chunked"])
 def test_a_batch_may_be_empty(way):
     assert exact_cross_entropy(**operands(batch=0), way=way).shape == (0,)
+
+
+def test_a_way_that_does_not_exist_is_refused():
+    with pytest.raises(ValueError, match="`way` must be"):
+        Exhaustive(5, way="closed-form")
+
+
+def test_a_large_batch_is_timed_on_some_of_its_examples(monkeypatch):
+    timed = []
+
+    def run(hidden, weight, **operands):
+        timed.append(len(hidden))
+        return exact_cross_entropy(hidden, weight, **operands)
+
+    monkeypatch.setattr(fastest, "MAX_TIMED_SCORES", 20 * 130)
+    monkeypatch.setattr(fastest, "exact_cross_entropy", run)
+    target = torch.zeros(300, dtype=torch.int64)
+    way, seconds = fastest_way(torch.randn(300, 4), torch.randn(20, 4), target=target)
+    assert set(timed) == {130}
+    assert way in EXACT_WAYS
+    assert seconds > 0

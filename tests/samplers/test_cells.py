@@ -352,3 +352,10 @@ def test_a_bad_class_vector_spoils_no_cell_and_no_state(bad):
     assert sorted(cells.order.tolist()) == list(range(C))
     assert cells.centroids.isfinite().all()
     assert cells.levels.isfinite().all()
+
+
+def test_a_k_too_small_for_both_parts_of_a_draw_is_refused_later_too():
+    sampler = Tailored(torch.ones(100), 8, probes=4)
+    with pytest.raises(ValueError, match=r"`k` must be in \[2, 100\], got 1"):
+        sampler.set_k(1)
+    assert sampler.k == 8
