@@ -2,6 +2,7 @@ import signal
 
 import pytest
 
+from manyclass.kernels import all_classes
 from manyclass.kernels.cpu import build
 
 
@@ -18,3 +19,9 @@ def kernels(request, monkeypatch):
     elif build.library() is None:
         pytest.skip("no C++ compiler on this machine")
     return request.param
+
+
+@pytest.fixture
+def runs_of_256_classes(monkeypatch):
+    """Let what is not kept of an exact loss go through runs of 256 classes."""
+    monkeypatch.setattr(all_classes, "RUN_SCORES", {"cpu": 1, "cuda": 1})

@@ -10,7 +10,7 @@ import torch
 from manyclass import ClassHead, ScorerHead, diagnose
 from manyclass.errors import InaccurateWarning
 from manyclass.forms import LogSumExp
-from manyclass.heads import _probe, flatten_examples, linear
+from manyclass.heads import _fused, _probe, flatten_examples
 from manyclass.heads._probe import mean_square_error
 from manyclass.objectives import Likelihood, LogisticRanking, PlainImportance
 from manyclass.samplers import (
@@ -318,7 +318,7 @@ def test_a_compiled_head_is_probed_too():
 @pytest.mark.parametrize("update", ["scored", "observed"])
 def test_the_exact_loss_is_measured_by_the_way_that_a_step_takes(update, monkeypatch):
     fused, drawn = [], []
-    monkeypatch.setattr(linear, "fastest_way", lambda *_, **__: fused.append(1) or ("eager", 1.0))
+    monkeypatch.setattr(_fused, "fastest_way", lambda *_, **__: fused.append(1) or ("eager", 1.0))
     monkeypatch.setattr(_probe, "MAX_TIMED_SCORES", 10 * C)
     monkeypatch.setattr(_probe, "step_seconds", lambda head, some, draw: drawn.append(len(draw().ids())) or 1.0)
     head, hidden, target = make(Exhaustive(C), update=update)

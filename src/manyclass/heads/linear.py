@@ -10,31 +10,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from manyclass import _check
-from manyclass._context import is_transformed
 from manyclass._handle import Handle
 from manyclass.candidates import Candidates
 from manyclass.counts import ClassCounts
-from manyclass.forms import Form, Similarity, is_cross_entropy
+from manyclass.forms import Similarity
 from manyclass.heads._default import choose_sampler, known_frequency
+from manyclass.heads._fused import exact_losses, fastest_exact, fused_loss
 from manyclass.heads._learning import probe_of
-from manyclass.heads._probe import exhaustive_seconds
 from manyclass.heads._resize import resize_rows, resize_state
-from manyclass.heads._rows import RowLookup, fill_, gathered, is_sharded, replace_target_rows, with_sparse_gradient
+from manyclass.heads._rows import RowLookup, fill_, gathered, is_sharded, replace_target_rows
 from manyclass.heads.exact import TopK, exact_log_prob, exact_log_z, exact_topk
-from manyclass.heads.examples import Examples
 from manyclass.heads.sampled import approximate_log_likelihood, exact_loss, sampled_loss
-from manyclass.kernels import (
-    LinearDraw,
-    at_least_float32,
-    available_ways,
-    closed_form_loss,
-    directions,
-    exact_cross_entropy,
-    exclude_hits,
-    fastest_way,
-    has_closed_form,
-    linear_scores,
-)
+from manyclass.kernels import at_least_float32, directions, exclude_hits, linear_scores
 from manyclass.objectives import Likelihood, Objective
 from manyclass.samplers import ErrorProbe, Sampler, check_life_cycle, score_by
 
@@ -181,6 +168,7 @@ class ClassHead(nn.Module):
     forward = sampled_loss
     exact_loss = exact_loss
     approximate_log_likelihood = approximate_log_likelihood
+    fused_loss, exact_losses, fastest_exact = fused_loss, exact_losses, fastest_exact
 
     @property
     def tables(self) -> dict[str, Tensor | None]:
@@ -302,51 +290,6 @@ class ClassHead(nn.Module):
         self.sampler = sampler.to(self.weight.device)
         sampler.attach(self.weight, self.bias)
         score_by(sampler, self._similarity)
-
-    def fused_loss(self, examples: Examples, candidates: Candidates) -> tuple[Tensor, Tensor | None] | None:
-        """Return losses [B] and, if known, ∂loss/∂s [B, K] from a kernel; None if there is none for this draw."""
-        form = self._fusible_form
-        if form is None:
-            return None
-        if candidates.is_exhaustive and is_cross_entropy(form, keeps_hits=self.objective.keeps_hits):
-            # torch.compile cannot pass a sparse gradient through a graph.
-            sparse = self.sparse and not is_sharded(self.weight)
-            if not (sparse and torch.compiler.is_compiling()):
-                return self._cross_entropy(examples, candidates.way, sparse=sparse), None
-        # Kernels read the memory of tensors, which a graph that is being compiled does not have.
-        if torch.compiler.is_compiling():
-            return None
-        draw = LinearDraw(
-            examples.hidden, self.weight, self.bias, examples.target, candidates, self._similarity, self.sparse
-        )
-        return closed_form_loss(form, draw) if has_closed_form(form, draw) else None
-
-    @property
-    def _fusible_form(self) -> Form | None:
-        """The form of the objective if kernels can compute its loss and gradients; else None."""
-        # The log z of a normalised objective, fixed or learned, is not in its form.
-        return None if self.objective.normalised or self.update != "scored" else self.objective.form
-
-    def exact_losses(self, examples: Examples) -> Tensor | None:
-        """Return the losses [B] over all classes from a kernel; None in traced code, for which there is none."""
-        return None if is_transformed() else self._cross_entropy(examples, None, sparse=False)
-
-    def fastest_exact(self, examples: Examples) -> tuple[str | None, float]:
-        """Return the fastest way to the exact loss of the examples, and the seconds of the loss and its gradients."""
-        form = self._fusible_form
-        if form is None or not is_cross_entropy(form, keeps_hits=self.objective.keeps_hits):
-            return None, exhaustive_seconds(self, examples)
-        hidden, weight = self._directions(examples.hidden), self._directions(self.weight, scaled=False)
-        return fastest_way(hidden, weight, target=examples.target, bias=self.bias, exclude=examples.exclude)
-
-    def _cross_entropy(self, examples: Examples, way: str | None, *, sparse: bool) -> Tensor:
-        weight, bias = self.whole_tables()
-        if sparse:
-            weight, bias = with_sparse_gradient(weight), None if bias is None else with_sparse_gradient(bias)
-        hidden, weight = self._directions(examples.hidden), self._directions(weight, scaled=False)
-        if way not in available_ways(hidden, weight, exclude=examples.exclude):
-            way = None
-        return exact_cross_entropy(hidden, weight, bias=bias, target=examples.target, exclude=examples.exclude, way=way)
 
     def candidate_scores(self, hidden: Tensor, target: Tensor, candidates: Candidates) -> tuple[Tensor, Tensor]:
         """Return scores of the targets [B] and of the candidates [B, ΣK + I], -inf where excluded."""

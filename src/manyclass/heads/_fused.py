@@ -1,0 +1,92 @@
+"""The losses of a head with class vectors from kernels, over a draw and over all classes."""
+
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from manyclass._context import is_transformed
+from manyclass.candidates import Candidates
+from manyclass.forms import Form, Similarity, is_cross_entropy
+from manyclass.heads._probe import ProbedHead, exhaustive_seconds
+from manyclass.heads._rows import is_sharded, with_sparse_gradient
+from manyclass.heads.examples import Examples
+from manyclass.kernels import (
+    LinearDraw,
+    available_ways,
+    closed_form_loss,
+    directions,
+    exact_cross_entropy,
+    fastest_way,
+    has_closed_form,
+)
+
+
+class LinearHead(ProbedHead, Protocol):
+    """A head with a table of class vectors."""
+
+    weight: nn.Parameter
+    bias: nn.Parameter | None
+    sparse: bool
+    update: str
+
+    @property
+    def _similarity(self) -> Similarity: ...
+
+    def whole_tables(self) -> tuple[Tensor, Tensor | None]:
+        """Return weight and bias, gathered if they are sharded."""
+        ...
+
+
+def fused_loss(self: LinearHead, examples: Examples, candidates: Candidates) -> tuple[Tensor, Tensor | None] | None:
+    """Return losses [B] and, if known, ∂loss/∂s [B, K] from a kernel; None if there is none for this draw."""
+    form = _fusible_form(self)
+    if form is None:
+        return None
+    if candidates.is_exhaustive and is_cross_entropy(form, keeps_hits=self.objective.keeps_hits):
+        # torch.compile cannot pass a sparse gradient through a graph.
+        sparse = self.sparse and not is_sharded(self.weight)
+        if not (sparse and torch.compiler.is_compiling()):
+            return _cross_entropy(self, examples, candidates.way, sparse=sparse), None
+    # Kernels read the memory of tensors, which a graph that is being compiled does not have.
+    if torch.compiler.is_compiling():
+        return None
+    draw = LinearDraw(
+        examples.hidden, self.weight, self.bias, examples.target, candidates, self._similarity, self.sparse
+    )
+    return closed_form_loss(form, draw) if has_closed_form(form, draw) else None
+
+
+def exact_losses(self: LinearHead, examples: Examples) -> Tensor | None:
+    """Return the losses [B] over all classes from a kernel; None in traced code, for which there is none."""
+    return None if is_transformed() else _cross_entropy(self, examples, None, sparse=False)
+
+
+def fastest_exact(self: LinearHead, examples: Examples) -> tuple[str | None, float]:
+    """Return the fastest way to the exact loss of the examples, and the seconds of the loss and its gradients."""
+    form = _fusible_form(self)
+    if form is None or not is_cross_entropy(form, keeps_hits=self.objective.keeps_hits):
+        return None, exhaustive_seconds(self, examples)
+    hidden, weight = _operands(self, examples.hidden, self.weight)
+    return fastest_way(hidden, weight, target=examples.target, bias=self.bias, exclude=examples.exclude)
+
+
+def _fusible_form(head: LinearHead) -> Form | None:
+    """Return the form of the objective if kernels can compute its loss and gradients; else None."""
+    # The log z of a normalised objective, fixed or learned, is not in its form.
+    return None if head.objective.normalised or head.update != "scored" else head.objective.form
+
+
+def _cross_entropy(head: LinearHead, examples: Examples, way: str | None, *, sparse: bool) -> Tensor:
+    weight, bias = head.whole_tables()
+    if sparse:
+        weight, bias = with_sparse_gradient(weight), None if bias is None else with_sparse_gradient(bias)
+    hidden, weight = _operands(head, examples.hidden, weight)
+    if way not in available_ways(hidden, weight, exclude=examples.exclude):
+        way = None
+    return exact_cross_entropy(hidden, weight, bias=bias, target=examples.target, exclude=examples.exclude, way=way)
+
+
+def _operands(head: LinearHead, hidden: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the two factors of the scores."""
+    return directions(hidden, head._similarity), directions(weight, head._similarity, scaled=False)
