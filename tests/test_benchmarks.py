@@ -228,18 +228,28 @@ def test_link_prediction_names_the_missing_data_folder(tmp_path):
 
 def test_the_cost_of_designs_is_measured():
     names = ["importance", "learned"]
-    output = run("benchmarks/design_cost.py", "--classes", 1500, 3000, "--rounds", 1, "--designs", *names)
+    output = run("benchmarks/design_cost.py", "--classes", 1500, "--rounds", 1, "--designs", *names)
     table, growth = output.split("as C to the power")
     for name in names:
-        lines = [line.removeprefix(name).split() for line in table.splitlines() if line.startswith(f"{name}  ")]
-        assert len(lines) == 2
-        low, median, high, over_products, setup, rebuild_s, *_ = map(float, lines[0])
+        low, median, high, over_products, setup, rebuild_s, *_ = map(float, line_of(table, name))
         assert 0 < low <= median <= high
         assert over_products > 0
         assert setup > 0
         assert (rebuild_s > 0) == (name != "importance")
-    assert line_of(growth, "importance")[1] == "–"
-    assert float(line_of(growth, "learned")[1]) < 3
+        assert line_of(growth, name) == ["–", "–"]  # of one size
+
+
+def test_the_growth_of_steps_and_of_rebuilds_is_printed():
+    costs = [(10**4, 1.0, 0.0), (10**6, 10.0, 0.0)], [(10**4, 2.0, 0.5), (10**6, 2.0, 50.0)]
+    rows = [
+        {"design": name, "num_classes": size, "step_ms": step_ms, "rebuild_ms_per_step": rebuild_ms, "note": ""}
+        for name, points in zip(("importance", "learned"), costs, strict=True)
+        for size, step_ms, rebuild_ms in points
+    ]
+    rows.append({"design": "learned", "num_classes": 10**7, "step_ms": "", "rebuild_ms_per_step": "", "note": "none"})
+    table = design_cost.growth(rows)
+    assert line_of(table, "importance") == ["0.50", "–"]
+    assert line_of(table, "learned") == ["0.00", "1.00"]
 
 
 @pytest.mark.parametrize("name", design_cost.DESIGNS)
