@@ -9,6 +9,7 @@ import json
 import multiprocessing
 import signal
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any
 
 import torch
 
+from manyclass.errors import InaccurateWarning
 from manyclass.storage import atomic_write
 
 SHUTDOWN_SECONDS = 10.0  # an interrupted run waits this long for cells still being computed
@@ -116,6 +118,8 @@ def _start_worker(threads: int) -> None:
     # The parent process handles Ctrl-C.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(threads)
+    # Experiments train with inaccurate designs on purpose.
+    warnings.simplefilter("ignore", InaccurateWarning)
 
 
 def _compute_and_store(path: Path, compute: Compute, settings: dict[str, Any], unkeyed: dict[str, Any]) -> None:
@@ -151,11 +155,20 @@ def _sources(module: str) -> dict[str, bytes]:
     todo = [module]
     while todo:
         name = todo.pop()
-        spec = None if name in found or name.startswith("manyclass.report") else importlib.util.find_spec(name)
-        if spec is not None and spec.origin is not None:
-            found[name] = Path(spec.origin).read_bytes()
-            todo.extend(_imported_modules(found[name]))
+        if name not in found and not name.startswith("manyclass.report"):
+            found[name], imported = _source(name)
+            todo.extend(imported)
     return found
+
+
+@functools.cache
+def _source(module: str) -> tuple[bytes, tuple[str, ...]]:
+    """Return the source of a module of this package, and the names of those it imports."""
+    spec = importlib.util.find_spec(module)
+    assert spec is not None
+    assert spec.origin is not None
+    source = Path(spec.origin).read_bytes()
+    return source, tuple(_imported_modules(source))
 
 
 def _imported_modules(source: bytes) -> Iterator[str]:
@@ -163,12 +176,10 @@ def _imported_modules(source: bytes) -> Iterator[str]:
         if isinstance(node, ast.ImportFrom) and node.module is not None and node.module.startswith("manyclass"):
             # Python imports the package in any case; the imported name may itself be a module.
             yield node.module
-            for alias in node.names:
-                inner = f"{node.module}.{alias.name}"
-                if importlib.util.find_spec(node.module) and _is_module(inner):
-                    yield inner
+            yield from filter(_is_module, (f"{node.module}.{alias.name}" for alias in node.names))
 
 
+@functools.cache
 def _is_module(name: str) -> bool:
     try:
         return importlib.util.find_spec(name) is not None
