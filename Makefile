@@ -17,13 +17,13 @@ $(READY): pyproject.toml constraints.txt
 
 # One process for each core, with one thread: more threads would wait for each other.
 test: $(READY)
-	OMP_NUM_THREADS=1 $(PYTHON) -m pytest --numprocesses 2
+	OMP_NUM_THREADS=1 $(PYTHON) -m pytest --numprocesses 2 --dist worksteal
 
 check: $(READY)
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/mypy
-	OMP_NUM_THREADS=1 $(PYTHON) -m pytest --numprocesses 2
+	OMP_NUM_THREADS=1 $(PYTHON) -m pytest --numprocesses 2 --dist worksteal
 
 demo: $(READY)
 	THP_MEM_ALLOC_ENABLE=1 $(VENV)/bin/manyclass demo --out demo-report

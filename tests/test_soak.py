@@ -1,12 +1,12 @@
-"""A tenth of `make soak`: kills, interrupts, full disks and broken files lose nothing."""
+"""A twentieth of `make soak`: kills, interrupts, full disks and broken files lose nothing."""
 
 import pytest
 
 from tests.soak.__main__ import PARTS, soak
 from tests.soak.states import FILES, states
 
-SHARE = 0.1
-STATES_SECONDS = 10.0
+SHARE = 0.05
+STATES_SHARE = 0.02
 
 
 # Parts that compare with an uninterrupted training run together, since that training takes a while.
@@ -23,7 +23,7 @@ def test_no_edited_state_crashes_hangs_or_takes_much_memory(tmp_path, files):
         # A training of each kind of data would take longer than all the cases.
         return subject.endswith(tuple(FILES)) == files and (not files or subject.startswith("svmlight"))
 
-    outcome = states(tmp_path, 1.0, seed=0, seconds=STATES_SECONDS, only=chosen)
+    outcome = states(tmp_path, STATES_SHARE, seed=0, only=chosen)
     assert outcome.faults == []
     # Some changes are refused, others are within what a training may have.
     assert outcome.seen["refused"] > 0

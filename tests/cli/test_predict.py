@@ -305,11 +305,11 @@ def write_table(folder, name="animals.csv"):
     return path
 
 
-@pytest.fixture
-def animals(tmp_path):
-    out = tmp_path / "animals"
-    assert run("fit", write_table(tmp_path), "--out", out, "--no-report", "--epochs", 40) == 0
-    return out
+@pytest.fixture(scope="module")
+def animals(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("animals")
+    assert run("fit", write_table(folder), "--out", folder / "model", "--no-report", "--epochs", 40) == 0
+    return folder / "model"
 
 
 def test_labels_to_be_filled_in_may_be_missing(animals, tmp_path, capsys):

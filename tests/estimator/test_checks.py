@@ -17,7 +17,7 @@ EXPECTED = {
 @parametrize_with_checks(
     [
         ManyClassClassifier(),
-        ManyClassClassifier(hidden_layers=(16,), optimizer="adam", max_epochs=50),
+        ManyClassClassifier(hidden_layers=(16,), optimizer="adam", max_epochs=20),
         ManyClassClassifier(k=1, sampler="systematic", early_stopping=True, max_epochs=50),
     ],
     expected_failed_checks=lambda estimator: EXPECTED,

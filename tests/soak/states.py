@@ -12,7 +12,6 @@ import random
 import resource
 import shutil
 import tempfile
-import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -76,17 +75,13 @@ class Training:
     ending: str = "txt"
 
 
-def states(
-    folder: Path, share: float, seed: int, *, seconds: float | None = None, only: Callable[[str], bool] | None = None
-) -> Outcome:
-    """Run the cases of a seed in worker processes: a share of them, or as many as the seconds suffice for."""
+def states(folder: Path, share: float, seed: int, *, only: Callable[[str], bool] | None = None) -> Outcome:
+    """Run a share of the cases of a seed in worker processes."""
     outcome = Outcome(seen=dict.fromkeys(("crash", "hang", "memory", "refused", "used"), 0))
-    begin, largest = time.monotonic(), 0
+    largest = 0
     names = [name for name in subjects() if only is None or only(name)]
     worker = Worker(folder / "states")
     for number in range(round(NUM_CASES * share)):
-        if seconds is not None and time.monotonic() - begin > seconds:
-            break
         name = names[number % len(names)]
         what, used = worker.use(name, f"{seed} {number}")
         outcome.saw("refused" if used.refused else "used")
