@@ -273,7 +273,10 @@ def test_a_large_error_warns_once_with_the_figure_and_what_to_do():
         warnings.simplefilter("always")
         for _ in range(20):
             head(hidden, target).backward()
-    (message,) = [str(warning.message) for warning in caught if warning.category is InaccurateWarning]
+    (warning,) = [warning for warning in caught if warning.category is InaccurateWarning]
+    # At the user's line, not at one of this package or of torch.
+    assert warning.filename == __file__
+    message = str(warning.message)
     assert "the error of log Z̃ is " in message
     assert "step 4" in message
     assert "`Tailored`" in message

@@ -3,7 +3,6 @@
 import contextlib
 import math
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -15,7 +14,7 @@ from torch import Tensor, nn
 from manyclass import _ranks
 from manyclass._context import fork_rng
 from manyclass.candidates import Candidates
-from manyclass.errors import InaccurateWarning
+from manyclass.errors import InaccurateWarning, notify
 from manyclass.eval_mode import eval_mode
 from manyclass.forms import LogSumExp, transformed
 from manyclass.heads._rows import is_sharded
@@ -87,7 +86,7 @@ def probe_step(
         )
         probe.record(square, interval=interval)
     if probes[0].should_warn():
-        warnings.warn(_warning(head, probes[0]), InaccurateWarning, stacklevel=2)
+        notify(_warning(head, probes[0]), InaccurateWarning)
 
 
 def _agreed(head: ProbedHead, value: float, device: torch.device) -> float:

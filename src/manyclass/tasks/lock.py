@@ -8,11 +8,10 @@ import socket
 import stat
 import sys
 import time
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
-from manyclass.errors import Notice, UserError
+from manyclass.errors import UserError, notify
 
 if sys.platform != "win32":
     import fcntl
@@ -79,7 +78,7 @@ def _flock(number: int, path: Path) -> None:
         if error.errno not in _NOT_SUPPORTED:
             raise
         advice = "start no second training in it"
-        warnings.warn(f"{path.parent} cannot be locked, {error.strerror}: {advice}", Notice, stacklevel=4)
+        notify(f"{path.parent} cannot be locked, {error.strerror}: {advice}")
 
 
 def _is_at(number: int, path: Path) -> bool:

@@ -1,6 +1,5 @@
 """Sequences of items: the next item of a user is the class."""
 
-import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +11,7 @@ from torch import Tensor
 from manyclass.data import LastBatches, SequenceBatches, Sequences, read_sequences
 from manyclass.data.files import in_folder
 from manyclass.defaults import IGNORE_INDEX
-from manyclass.errors import Notice, UserError
+from manyclass.errors import UserError, notify
 from manyclass.tasks.settings import Settings
 from manyclass.tasks.task import EncoderSpec, ModelSpec, PredictBatch, ReadProgress, Source, TrainingData
 from manyclass.tasks.text import RECURRENT, recurrent
@@ -139,8 +138,7 @@ class SequencesTask:
         if sequences.unknown:
             dropped = sequences.num_users - len(after.users)
             also = f", and {dropped:,} users without other items" if dropped else ""
-            message = f"left out: {sequences.unknown:,} lines of items that the model does not know{also}"
-            warnings.warn(message, Notice, stacklevel=2)
+            notify(f"left out: {sequences.unknown:,} lines of items that the model does not know{also}")
         for users, (ids, lengths, _, items) in zip(after.users.split(size), after, strict=True):
             shown = [sequences.user_names[user] for user in users.tolist()]
             yield PredictBatch(shown, {"ids": ids, "last": lengths - 1}, items)

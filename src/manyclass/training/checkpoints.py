@@ -2,13 +2,12 @@
 
 import math
 import time
-import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from manyclass import _check, storage
-from manyclass.errors import NotSavedWarning, UserError
+from manyclass.errors import NotSavedWarning, UserError, notify
 from manyclass.training.callback import Callback
 from manyclass.training.history import History, Record, cost
 
@@ -134,7 +133,7 @@ class Checkpoints(Callback):
             save()
         except UserError as error:
             if not self._warned:
-                warnings.warn(f"{error}. Training goes on and will try again", NotSavedWarning, stacklevel=2)
+                notify(f"{error}. Training goes on and will try again", NotSavedWarning)
             self._warned = True
         else:
             self._warned = False

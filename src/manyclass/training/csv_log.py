@@ -4,13 +4,12 @@ import contextlib
 import csv
 import io
 import math
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from manyclass import storage
-from manyclass.errors import NotSavedWarning, UserError
+from manyclass.errors import NotSavedWarning, UserError, notify
 from manyclass.training.callback import Callback
 from manyclass.training.history import History, Record
 
@@ -60,7 +59,7 @@ class CSVLog(Callback):
             self._close()
             if not self._warned:
                 reason = error.strerror if isinstance(error, OSError) else error
-                warnings.warn(f"cannot write {self._path}: {reason}. Rows follow later", NotSavedWarning, stacklevel=2)
+                notify(f"cannot write {self._path}: {reason}. Rows follow later", NotSavedWarning)
             self._warned = True
         else:
             self._unwritten, self._warned = [], False
