@@ -13,7 +13,18 @@ from manyclass.data import Text, standard_library
 from manyclass.lab.folder import claim_folder
 from manyclass.lab.softmax import ExactSoftmax
 from manyclass.report import Curve, Figure, Panel, Report, ReportTable, Section, write_report
-from manyclass.tasks import TASKS, Measured, Model, RunOptions, Settings, TrainingData, measure, open_model, train
+from manyclass.tasks import (
+    TASKS,
+    Measured,
+    Model,
+    RunOptions,
+    Settings,
+    TrainingData,
+    error_figure,
+    measure,
+    open_model,
+    train,
+)
 from manyclass.tasks.text import TextTask
 from manyclass.training import HeldOut, ProgressLine, Record, Training
 
@@ -208,26 +219,14 @@ def _report(
         ]
         return Panel(title, label, "held-out perplexity", curves, log_x=at == "step")
 
-    probed = [record for record in sampled.records if record.rmse_log_z is not None]
     decisions = [record.decision for record in sampled.records if record.decision is not None]
+    is_probed = any(record.rmse_log_z is not None for record in sampled.records)
     curves = Figure(
         "curves",
         f"Exact held-out perplexity over all {text.num_classes:,} classes, on {EVALUATED_TOKENS:,} tokens.",
         [panel("Perplexity by time", "seconds of training", "seconds"), panel("Perplexity by step", "step", "step")],
     )
-    error = Figure(
-        "error",
-        "Root-mean-square error of log Z̃ in a training step, on 64 examples of its batch, over the last eight probes; "
-        "0 if all classes are scored.",
-        [
-            Panel(
-                "RMS error of log Z̃",
-                "step",
-                "nats",
-                [Curve("sampled", [r.step for r in probed], [r.rmse_log_z or 0.0 for r in probed], points=True)],
-            )
-        ],
-    )
+    error = error_figure(sampled.records, _SETTINGS)
     frequency = Figure(
         "frequency",
         "Held-out metrics by the class's number of training examples. Classes without any are drawn at 0.5.",
@@ -260,7 +259,7 @@ def _report(
                 [ReportTable(["prompt", "likely next tokens"], [(a, b.replace("   ", " · ")) for a, b in completions])],
             ),
             Section("Rare and frequent classes", [frequency]),
-            *([Section("Error of the approximation", [error, *decisions])] if probed else []),
+            *([Section("Error of the approximation", [error, *decisions])] if is_probed else []),
         ],
         [
             f"manyclass {__version__}, torch {torch.__version__}; {text.source}; {seconds:g} seconds of training each, "

@@ -1,5 +1,6 @@
 """Data, encoder and training together: from files to trained models and their predictions."""
 
+from manyclass.tasks.accuracy import error_figure as error_figure
 from manyclass.tasks.accuracy import error_summary as error_summary
 from manyclass.tasks.catalog import TASKS as TASKS
 from manyclass.tasks.features import LabelledChunks as LabelledChunks

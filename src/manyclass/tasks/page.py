@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from manyclass.report import Curve, Figure, Panel, Report, ReportTable, Section
-from manyclass.tasks.accuracy import error_summary, highest_error
+from manyclass.tasks.accuracy import error_figure, error_summary
 from manyclass.tasks.measure import Measured
 from manyclass.tasks.model import Model
 from manyclass.training import History, Record
@@ -90,23 +90,12 @@ def _learning(records: Sequence[Record]) -> Section:
 
 def _error(model: Model, history: History) -> Section:
     records, settings = history.records, model.spec.settings
-    summary, highest = error_summary(history, settings), highest_error(settings)
-    probed = [record for record in records if record.rmse_log_z is not None]
-    sampler = type(model.head.sampler).__name__
+    summary = error_summary(history, settings)
+    sampler = f"The sampler is {type(model.head.sampler).__name__}."
     decisions = [record.decision for record in records if record.decision is not None]
     if summary is None:
-        return Section("Error of the approximation", [f"No probe was recorded; the sampler is {sampler}.", *decisions])
-    text = (
-        f"Root mean square difference between log Z̃ of a step and the exact log Z, on 64 examples of its batch, over "
-        f"the last eight probes; sampler {sampler}."
-    )
-    steps = [r.step for r in probed]
-    curves = [
-        Curve("error of log Z̃", steps, [r.rmse_log_z or 0.0 for r in probed], points=True),
-        Curve(f"too high above {highest:.2g}", steps, [highest] * len(steps), dashed=True),
-    ]
-    figure = Figure("error", text, [Panel("error of log Z̃ (rms)", "steps", "nats", curves)])
-    return Section("Error of the approximation", [summary, figure, *decisions])
+        return Section("Error of the approximation", [f"No probe was recorded. {sampler}", *decisions])
+    return Section("Error of the approximation", [summary, sampler, error_figure(records, settings), *decisions])
 
 
 def _frequency(measured: Measured) -> Section:
