@@ -35,8 +35,8 @@ def test_a_compiled_head_gives_the_loss_and_gradients_of_an_eager_one(name, spar
     torch.manual_seed(0)
     head = ClassHead(D, C, sampler=SHARED[name](), sparse=sparse)
     hidden, target = torch.randn(B, D), torch.randint(0, C, (B,))
-    # Machine code takes long to compile, so one sampler is; the others end as graphs of torch's own operators.
-    backend = "inductor" if name == "systematic" else "aot_eager"
+    # Machine code takes long to compile, so one case is; the others end as graphs of torch's own operators.
+    backend = "inductor" if name == "systematic" and sparse else "aot_eager"
     # With the random numbers of eager torch both make the same draw.
     with torch._inductor.config.patch(fallback_random=True):
         results = []

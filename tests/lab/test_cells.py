@@ -25,47 +25,54 @@ def threads():
     return {"threads": torch.get_num_threads()}
 
 
-def squares(folder, numbers, mark, jobs=1):
+@pytest.fixture
+def cells(tmp_path):
+    with Cells(tmp_path / "cells", jobs=1) as cells:
+        yield cells
+
+
+def squares(cells, numbers, mark):
     seen = []
-    with Cells(folder, jobs=jobs) as cells:
-        results = cells.map(square, [{"number": n, "mark": str(mark)} for n in numbers], on_done=seen.append)
+    results = cells.map(square, [{"number": n, "mark": str(mark)} for n in numbers], on_done=seen.append)
     return [result["square"] for result in results], seen
 
 
 def test_results_come_in_order_and_only_once_each(tmp_path):
     mark = tmp_path / "mark"
-    found, seen = squares(tmp_path / "cells", [3, 1, 2, 1], mark, jobs=2)
+    with Cells(tmp_path / "cells", jobs=2) as cells:
+        found, seen = squares(cells, [3, 1, 2, 1], mark)
     assert found == [9, 1, 4, 1]
     assert seen[-1] == 4
     assert sorted(mark.read_text().split()) == ["1", "2", "3"]
     # A second run computes only the new cells.
-    assert squares(tmp_path / "cells", [3, 4], mark)[0] == [9, 16]
+    with Cells(tmp_path / "cells", jobs=1) as cells:
+        assert squares(cells, [3, 4], mark)[0] == [9, 16]
     assert sorted(mark.read_text().split()) == ["1", "2", "3", "4"]
 
 
-def test_a_truncated_file_is_computed_again(tmp_path):
+def test_a_truncated_file_is_computed_again(cells, tmp_path):
     mark = tmp_path / "mark"
-    squares(tmp_path / "cells", [5], mark)
+    squares(cells, [5], mark)
     (path,) = (tmp_path / "cells").rglob("*.json")
     path.write_text(path.read_text()[:10])
-    assert squares(tmp_path / "cells", [5], mark)[0] == [25]
+    assert squares(cells, [5], mark)[0] == [25]
     assert mark.read_text().split() == ["5", "5"]
     assert json.loads(path.read_text())["result"]["square"] == 25
 
 
-def test_cells_finished_before_an_error_are_kept(tmp_path):
+def test_cells_finished_before_an_error_are_kept(cells, tmp_path):
     mark = tmp_path / "mark"
     with pytest.raises(ValueError, match="cannot take -1"):
-        squares(tmp_path / "cells", [6, -1], mark)
-    assert squares(tmp_path / "cells", [6], mark)[0] == [36]
+        squares(cells, [6, -1], mark)
+    assert squares(cells, [6], mark)[0] == [36]
     assert mark.read_text().split().count("6") == 1
 
 
-def test_changed_code_is_computed_again(tmp_path, monkeypatch):
+def test_changed_code_is_computed_again(cells, tmp_path, monkeypatch):
     mark = tmp_path / "mark"
-    squares(tmp_path / "cells", [7], mark)
+    squares(cells, [7], mark)
     monkeypatch.setattr(cells_module, "_code_digest", lambda module: "another version")
-    squares(tmp_path / "cells", [7], mark)
+    squares(cells, [7], mark)
     assert mark.read_text().split() == ["7", "7"]
 
 

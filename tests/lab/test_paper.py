@@ -18,7 +18,7 @@ from manyclass.lab.runner import CellRunner
 from manyclass.lab.spread import Spread, band
 from tests.browser import CHROMIUM, browse
 
-TINY = Scale(seeds=2, iterations=40, short=40, sweep_seeds=1, draws=40)
+TINY = Scale(seeds=2, iterations=24, short=24, sweep_seeds=1, draws=20)
 CLAIMS = {
     "bernoulli-exponent",
     "cost-fifty-fold",
