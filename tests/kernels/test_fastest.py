@@ -56,16 +56,19 @@ def test_on_the_cpu_a_small_difference_of_speed_does_not_choose_the_way(monkeypa
 
 
 def test_a_large_batch_is_timed_on_some_of_its_examples(monkeypatch):
-    timed = []
+    timed, tried = [], []
 
     def run(hidden, weight, **operands):
         timed.append(len(hidden))
+        tried.append(operands["way"])
         return exact_cross_entropy(hidden, weight, **operands)
 
+    monkeypatch.setattr(fastest, "MIN_TIMED_EXAMPLES", 100)
     monkeypatch.setattr(fastest, "MAX_TIMED_SCORES", 20 * 130)
     monkeypatch.setattr(fastest, "exact_cross_entropy", run)
     target = torch.zeros(300, dtype=torch.int64)
     way, seconds = fastest_way(torch.randn(300, 4), torch.randn(20, 4), target=target)
     assert set(timed) == {130}
+    assert not set(tried) & set(fastest.SLOW_ON_CPU)
     assert way in EXACT_WAYS
     assert seconds > 0
