@@ -294,6 +294,8 @@ def table(rows: Sequence[Row]) -> str:
 
 def draw(axes: "Axes", rows: Sequence[Row], title: str) -> None:
     """Plot the perplexity of each design against the seconds of training."""
+    from matplotlib.ticker import LogLocator
+
     for design in dict.fromkeys(row["design"] for row in rows):
         label, colour, dash = STYLES.get(design, (design, "#999999", "-"))
         own = [(float(row["seconds"]), float(row["perplexity"])) for row in rows if row["design"] == design]
@@ -303,6 +305,8 @@ def draw(axes: "Axes", rows: Sequence[Row], title: str) -> None:
     axes.set_yscale("log")
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_formatter("{x:,g}")
+        # All numbers would run into each other.
+        axis.set_minor_locator(LogLocator(subs=(2, 3, 5)))
         axis.set_minor_formatter("{x:,g}")
     axes.set_xlabel("seconds of training")
     axes.set_ylabel("held-out perplexity")
