@@ -5,7 +5,7 @@ READY := $(VENV)/.ready
 BENCH := $(VENV)/.ready-bench
 PIP := $(PYTHON) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: setup test check demo paper study bench quality soak clean
+.PHONY: setup test types check demo paper study bench quality soak clean
 
 setup: $(READY)
 
@@ -22,8 +22,10 @@ test: $(READY)
 check: $(READY)
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/ruff check .
+	$(MAKE) --jobs 2 types test
+
+types: $(READY)
 	$(VENV)/bin/mypy
-	OMP_NUM_THREADS=1 $(PYTHON) -m pytest --numprocesses 2 --dist worksteal
 
 demo: $(READY)
 	THP_MEM_ALLOC_ENABLE=1 $(VENV)/bin/manyclass demo --out demo-report

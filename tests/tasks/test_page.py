@@ -86,9 +86,10 @@ def test_the_time_by_phase_is_complete(trained):
 def test_the_error_is_that_of_the_probes_where_there_were_any(trained, tmp_path):
     done, _ = fit("features", tmp_path, options=tasks.RunOptions(probe_every=0))
     page = tasks.report_of(done.model, done.history, done.measured, done.summary)
-    assert section(page, "Error of the approximation") == ["No probe was recorded; the sampler is Learned."]
+    assert section(page, "Error of the approximation") == ["No probe was recorded. The sampler is Learned."]
     done, page = report(trained, "features")
-    summary, figure = section(page, "Error of the approximation")
+    summary, sampler, figure = section(page, "Error of the approximation")
+    assert sampler == "The sampler is Learned."
     assert summary == tasks.error_summary(done.history, done.model.spec.settings)
     probed = [record for record in done.history.records if record.rmse_log_z is not None]
     error, threshold = figure.panels[0].curves
@@ -105,7 +106,7 @@ def test_decisions_are_listed_in_order(trained):
     records = [replace(done.history.records[i], decision=line) for i, line in enumerate(lines)]
     history = replace(done.history, records=(*records, *done.history.records[2:]))
     page = tasks.report_of(done.model, history, done.measured, done.summary)
-    assert section(page, "Error of the approximation")[2:] == lines
+    assert section(page, "Error of the approximation")[3:] == lines
     # A training decides even if no probe is recorded.
     history = replace(history, records=tuple(replace(record, rmse_log_z=None) for record in history.records))
     page = tasks.report_of(done.model, history, done.measured, done.summary)
