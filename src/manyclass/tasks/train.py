@@ -16,7 +16,16 @@ from manyclass.tasks.optimizers import make_optimizers, make_schedulers
 from manyclass.tasks.restore import Run, restore
 from manyclass.tasks.size import check_size
 from manyclass.tasks.task import ModelSpec, ReadProgress, TrainingData
-from manyclass.training import Callback, Checkpoints, CSVLog, HeldOut, History, Training, load_checkpoint
+from manyclass.training import (
+    Callback,
+    Checkpoints,
+    CSVLog,
+    HeldOut,
+    History,
+    Training,
+    fast_products,
+    load_checkpoint,
+)
 
 _REPORT_STEPS = 20  # steps between records of the training loss
 
@@ -118,7 +127,9 @@ def train(
         on_read(data)
     best = folder / "best.safetensors"
     try:
-        history = run.training.run()
+        # The last evaluation, below, and those of `evaluate` are in full precision.
+        with fast_products(run.model.device):
+            history = run.training.run()
     except _check.DivergedError as error:
         kept = f"; {folder} keeps the best model" if best.exists() else ""
         raise UserError(f"{error}. Start again with a smaller `--learning-rate`, or with `--clip`{kept}") from error

@@ -14,5 +14,6 @@ from manyclass.training.history import History as History
 from manyclass.training.history import Progress as Progress
 from manyclass.training.history import Record as Record
 from manyclass.training.loop import Training as Training
+from manyclass.training.precision import fast_products as fast_products
 from manyclass.training.progress_line import ProgressLine as ProgressLine
 from manyclass.training.tensorboard_log import TensorBoardLog as TensorBoardLog
