@@ -4,9 +4,8 @@
     python benchmarks/inference.py --classes 1e5       # a part of it, printed only
 
 A word model is trained on WikiText-2 for half a minute. Its 33,278 class vectors of 128 dimensions are the first size;
-the hidden vectors of held-out words are the queries for all sizes. Larger sizes are grown from these vectors: each word
-becomes several classes, with its vector plus noise of half its length, and its bias minus the log of their number and a
-random amount. Without the text a mixture of clusters replaces the words.
+the hidden vectors of held-out words are the queries for all sizes. Larger sizes are grown from these vectors
+(`grown.py`). Without the text a mixture of clusters replaces the words.
 
 Each contender has a separate process. Memory is the peak beyond the class table. An index is built for a recall of 0.95
 on 512 queries; its recall, and the coverage of the intervals for an estimated log Z, are measured on other queries. The
@@ -15,7 +14,6 @@ index takes turns with the exact search on the same batch and is compared with i
 
 import argparse
 import json
-import math
 import statistics
 import subprocess
 import sys
@@ -36,6 +34,7 @@ ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT.parent))
 
 from benchmarks.counts import DATA  # noqa: E402
+from benchmarks.grown import grown_vectors  # noqa: E402
 from benchmarks.machine import alternate, free_gib, peak_gib, provenance, quantiles, write_csv  # noqa: E402
 
 RESULTS = ROOT / "results" / "inference.csv"
@@ -44,7 +43,6 @@ TRAIN_TOKENS = 1_000_000
 K, TOP_K, BATCH_SIZE = 1024, 10, 256
 SIZES = [0, 10**5, 10**6, 10**7]  # classes; 0 means the number of words
 ROUNDS = 5
-CHUNK_CLASSES = 1 << 16
 COLUMNS = (
     *("batch_ms_p20", "batch_ms", "batch_ms_p80", "queries_per_s", "one_ms", "speed_up", "recall", "beyond_gib"),
     *("build_s", "index_gib", "lists", "probes", "error", "coverage", "note"),
@@ -87,21 +85,10 @@ def word_vectors(text: Path, tokens: int) -> dict[str, Tensor]:
 
 def grow_head(base: dict[str, Tensor], num_classes: int, similarity: str = "dot") -> ClassHead:
     """Build a head with `num_classes` classes, several for each class of the base."""
-    weight, bias = base["weight"], base["bias"]
-    table, biases = torch.empty(num_classes, weight.shape[1]), torch.empty(num_classes)
-    generator = torch.Generator().manual_seed(1)
-    families = num_classes / len(weight)
-    for start in range(0, num_classes, CHUNK_CLASSES):
-        ids = torch.arange(start, min(start + CHUNK_CLASSES, num_classes))
-        word, noise = ids % len(weight), torch.randn(len(ids), weight.shape[1], generator=generator)
-        length = weight[word].norm(dim=1, keepdim=True) * (0.5 / math.sqrt(weight.shape[1]))
-        less = math.log(max(1.0, families)) + torch.randn(len(ids), generator=generator).abs()
-        first = ids < len(weight)
-        table[start : start + CHUNK_CLASSES] = weight[word] + noise * length.masked_fill(first.unsqueeze(1), 0)
-        biases[start : start + CHUNK_CLASSES] = bias[word] - less.masked_fill(first, 0)
+    table, biases = grown_vectors(base["weight"], base["bias"], num_classes)
     sampler = Systematic(biases.double().exp(), min(K, num_classes // 2))
     head = ClassHead(
-        weight.shape[1], num_classes, sampler=sampler, weight=nn.Parameter(table), similarity=similarity
+        table.shape[1], num_classes, sampler=sampler, weight=nn.Parameter(table), similarity=similarity
     ).eval()
     assert head.bias is not None
     head.bias.data.copy_(biases)

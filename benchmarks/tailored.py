@@ -1,36 +1,47 @@
 """Time of a draw made for its batch, by a scan of all classes and by probing cells, and the error of log Z̃ beside it.
 
-    python benchmarks/tailored.py                                  # 10⁴ to 10⁷ classes
+    python benchmarks/tailored.py                                  # planted vectors of 10⁴ to 10⁷ classes
     python benchmarks/tailored.py --sizes 1e4 1e5 --repeats 5      # a part of it
-    python benchmarks/tailored.py --device cuda
+    python benchmarks/tailored.py --device cuda --train vectors.pt # trains for 20 s, and saves the vectors
+    python benchmarks/tailored.py --vectors vectors.pt             # trained vectors of 10⁴ to 10⁷ classes
 
 A draw for 512 examples and k = 1024 takes turns with the three matrix products of the step that it serves
-(512 × 1024 × 64). Class vectors lie around C/50 centres, themselves around 64, and each example is near a class: of 10⁵
-classes, the 16 most probable have two thirds of its probability. Beyond 4 million classes nothing is scanned.
-`--vectors` takes others: a file of torch.save with `w` [C, D], `b` [C], `h` [B, D], the targets `t` [B] and
-`counts` [C]. The error is that of log Z̃ over 20 draws.
+(512 × 1024 × 64). The error is that of log Z̃ over 20 draws. Beyond 4 million classes nothing is scanned.
+
+Planted class vectors lie around C/50 centres, themselves around 64, and each example is near a class: of 10⁵ classes,
+the 16 most probable have two thirds of its probability. Trained vectors are those of nowplaying, in 64 dimensions, as
+`manyclass fit --seconds 20` gives them, and the examples are from the training set. Fewer classes are the most frequent
+ones, and more are grown from them (`grown.py`).
 """
 
 import argparse
+import itertools
 import sys
+import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from manyclass import tasks
 from manyclass.samplers import Systematic, Tailored
+from manyclass.training import Batch
 
 ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT.parent))
 
-from benchmarks.counts import zipf_counts  # noqa: E402
+from benchmarks.counts import DATA, zipf_counts  # noqa: E402
+from benchmarks.grown import grown_vectors  # noqa: E402
 from benchmarks.machine import alternate, provenance, quantiles, write_csv  # noqa: E402
+from benchmarks.real_data import DATA_SETS  # noqa: E402
 
 BATCH_SIZE, K, DIM = 512, 1024, 64
 ERROR_DRAWS = 20
 MAX_SCANNED = 1 << 22
 SIZES = ["1e4", "1e5", "1e6", "1e7"]
+TRAINED_ON, TRAINED_SECONDS = "nowplaying", 20.0
 DESIGNS = {
     "systematic": lambda counts: Systematic(counts, K),
     "scan": lambda counts: Tailored(counts, K, probes=0),
@@ -52,6 +63,51 @@ def planted(num_classes: int, device: str) -> dict[str, Tensor]:
     bias = torch.zeros(num_classes)
     target = torch.randint(num_classes, (BATCH_SIZE,), generator=generator)
     found = {"w": weight, "b": bias, "h": hidden, "t": target, "counts": counts.double()}
+    return {name: value.to(device) for name, value in found.items()}
+
+
+def train(data: Path, device: str, seconds: float) -> dict[str, Tensor]:
+    """Return the class vectors of a trained session model, by frequency, and examples of its training set."""
+    with tempfile.TemporaryDirectory() as folder:
+        known = DATA_SETS[TRAINED_ON](data, Path(folder))
+        task = tasks.TASKS[known.kind]
+        settings = replace(known.settings, epochs=None, seconds=seconds, dim=DIM).over(task.defaults)
+        spool, run = Path(folder) / "spool", Path(folder) / "run"
+        spool.mkdir()
+        read = task.read(known.source, settings, spool)
+        options = tasks.RunOptions(device=device, checkpoint_every=1e9)
+        model = tasks.train(read, run, options).model.eval()
+        head = model.head
+        hidden, target = [], []
+        with torch.no_grad():
+            for item in itertools.islice(read.train, 8):
+                batch = Batch.of(item, model.device)
+                present = batch.target >= 0
+                hidden.append(model.encoder(batch.inputs)[present])
+                target.append(batch.target[present])
+    order = torch.as_tensor(read.spec.counts).argsort(descending=True)
+    place = torch.empty_like(order)
+    place[order] = torch.arange(len(order))
+    bias = torch.zeros(len(order)) if head.bias is None else head.bias.detach().cpu()
+    return {
+        # Half precision: files are smaller, and the error of a design does not depend on it.
+        "w": head.weight.detach().cpu()[order].half(),
+        "b": bias[order],
+        "h": torch.cat(hidden)[:BATCH_SIZE].cpu().half(),
+        "t": place[torch.cat(target)[:BATCH_SIZE].cpu()],
+        "counts": torch.as_tensor(read.spec.counts)[order],
+    }
+
+
+def trained(path: Path, num_classes: int | None, device: str) -> dict[str, Tensor]:
+    """Return trained vectors: all of them, the first, or more classes that are grown from them."""
+    base = torch.load(path, weights_only=True)
+    num_classes = num_classes or len(base["w"])
+    weight, bias = grown_vectors(base["w"].float(), base["b"], num_classes)
+    own = torch.arange(num_classes) % len(base["w"])
+    # A class of a family is as frequent as the others.
+    counts = (base["counts"].double()[own] + 1) / max(1.0, num_classes / len(base["w"]))
+    found = {"w": weight, "b": bias, "h": base["h"].float(), "t": base["t"] % num_classes, "counts": counts}
     return {name: value.to(device) for name, value in found.items()}
 
 
@@ -136,22 +192,26 @@ def measure(model: dict[str, Tensor], repeats: int, vectors: str) -> list[dict[s
 def main() -> None:
     """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sizes", nargs="*", default=SIZES, help="numbers of planted classes")
-    parser.add_argument("--vectors", nargs="*", type=Path, default=[], help="files of trained class vectors")
+    parser.add_argument("--sizes", nargs="*", default=SIZES, help="numbers of classes; 0: those of the trained vectors")
+    parser.add_argument("--vectors", type=Path, help="file of trained vectors (default: planted ones)")
+    parser.add_argument("--train", type=Path, metavar="FILE", help="train vectors and save them, instead of measuring")
+    parser.add_argument("--seconds", type=float, default=TRAINED_SECONDS, help="seconds of that training")
+    parser.add_argument("--data", type=Path, default=DATA, help="folder of the data sets, for --train")
     parser.add_argument("--repeats", type=int, default=20)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--out", type=Path, help="write a CSV file")
     arguments = parser.parse_args()
+    if arguments.train is not None:
+        torch.save(train(arguments.data, arguments.device, arguments.seconds), arguments.train)
+        return
     rows: list[dict[str, object]] = []
     print(f"{'vectors':16}{'classes':>10}  {'design':12}{'draw ms':>10}{'products':>10}{'error':>9}{'set-up s':>10}")
     with torch.no_grad():
-        for source in [*(int(float(size)) for size in arguments.sizes), *arguments.vectors]:
-            if isinstance(source, int):
-                model, name = planted(source, arguments.device), "planted"
+        for size in map(int, map(float, arguments.sizes)):
+            if arguments.vectors is None:
+                model, name = planted(size, arguments.device), "planted"
             else:
-                loaded = torch.load(source, map_location=arguments.device)
-                model, name = {key: loaded[key] for key in ("w", "b", "h", "t")}, source.stem
-                model["counts"] = loaded["counts"].double() + 1
+                model, name = trained(arguments.vectors, size, arguments.device), "trained"
             for row in measure(model, arguments.repeats, name):
                 rows.append(row)
                 print(

@@ -7,7 +7,7 @@ import random
 
 import pytest
 import torch
-from benchmarks import designs, frontier, planted, real_data
+from benchmarks import designs, frontier, planted, real_data, tailored
 from torch import nn
 
 from manyclass import ClassHead, diagnose
@@ -136,3 +136,23 @@ def test_planted_problems_show_a_design_that_is_not_accurate():
     # The probe sees a few examples of each batch, whose error has heavy tails.
     assert 0.5 < shared["probe_error"] / shared["true_error"] < 2
     assert "warned" in planted.shown(shared, [exact, shared])
+
+
+def test_trained_vectors_are_saved_by_frequency_and_grown(folder, monkeypatch):
+    monkeypatch.setattr(tailored, "TRAINED_ON", "tmall")
+    base = tailored.train(folder, "cpu", 0.5)
+    assert base["w"].shape == (len(base["counts"]), tailored.DIM)
+    assert base["counts"].diff().max() <= 0
+    assert base["h"].shape == (tailored.BATCH_SIZE, tailored.DIM)
+    # Each target occurs in the training set, so in the order of frequency its count is that of an item.
+    assert base["counts"][base["t"]].min() >= 1
+    assert base["t"].shape == (tailored.BATCH_SIZE,)
+    torch.save(base, folder / "vectors.pt")
+    own = tailored.trained(folder / "vectors.pt", None, "cpu")
+    torch.testing.assert_close(own["w"], base["w"].float())
+    more = tailored.trained(folder / "vectors.pt", 3 * ITEMS, "cpu")
+    assert len(more["w"]) == len(more["counts"]) == 3 * ITEMS
+    torch.testing.assert_close(more["w"][: len(own["w"])], own["w"])
+    few = tailored.trained(folder / "vectors.pt", 100, "cpu")
+    assert int(few["t"].max()) < 100
+    torch.testing.assert_close(few["b"], base["b"][:100])
