@@ -45,7 +45,7 @@ TRAINED_ON, TRAINED_SECONDS = "nowplaying", 20.0
 DESIGNS = {
     "systematic": lambda counts: Systematic(counts, K),
     "scan": lambda counts: Tailored(counts, K, probes=0),
-    "probes": lambda counts: Tailored(counts, K, probes=64),
+    "probes": lambda counts: Tailored(counts, K, probes=32),
 }
 
 

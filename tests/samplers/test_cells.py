@@ -11,7 +11,7 @@ from manyclass import ClassCounts, ClassHead, diagnose
 from manyclass.kernels import cpu
 from manyclass.samplers import Systematic, Tailored, WithExplicit, _halving
 from manyclass.samplers import _cells as cells_module
-from manyclass.samplers._cell_search import CellSearch
+from manyclass.samplers._cell_search import CellSearch, _largest
 from manyclass.samplers._cells import CLASSES_PER_CELL, Cells, cell_bounds, num_cells
 
 C, D, B = 37, 4, 5
@@ -41,9 +41,11 @@ def sums(sampler, hidden, g):
     inner = innermost(sampler)
     weight, bias = inner._vectors()
     found = inner.search.find(hidden, weight, bias, -(-B // (inner.group_size or B)), inner.nearest)
-    line = inner.comb.table.masses().cumsum(0) / inner.comb.spacing
+    pi = inner.found_inclusion(found)
+    others = inner.comb.table.masses().cumsum(0) / max(inner.comb.table.total, 1e-9)
+    line = pi.sum(1, keepdim=True) + inner.teeth_of_others(pi) * others
     # The classes that are drawn change where a tooth passes the end of a class, in either part.
-    ends = torch.cat([inner.found_inclusion(found).cumsum(1).flatten(), line]) % 1
+    ends = torch.cat([pi.cumsum(1), line], 1).flatten() % 1
     total = torch.zeros(B, dtype=torch.float64)
     for low, high in itertools.pairwise(sorted({0.0, 1.0, *ends.tolist()})):
 
@@ -106,7 +108,7 @@ def test_targets_know_their_inclusion_probability(nearest):
     count = torch.zeros(B)
     for _ in range(draws):
         candidates = sampler(TARGET, hidden=hidden, generator=generator)
-        count += ((candidates.ids() == TARGET.unsqueeze(1)) & ~candidates.log_kappa().isneginf()).sum(1)
+        count += ((candidates.ids() == TARGET.unsqueeze(1)) & ~candidates.empty()).sum(1)
     expected = (-candidates.target_log_kappa()).exp().float()
     assert (expected < 1).any()
     torch.testing.assert_close(count / draws, expected, atol=0.1, rtol=0)
@@ -270,11 +272,53 @@ def test_cells_follow_training_and_a_resumed_run_draws_the_same(monkeypatch):
     assert torch.equal(heads[0].sampler.search.line, heads[1].sampler.search.line)
 
 
+def test_the_largest_probability_of_each_class_found_is_kept():
+    ids = torch.tensor([[4, 9, 2, 4, 2, 9], [9, 9, 9, 9, 9, 9], [7, 6, 7, 6, 7, 6]])
+    p = torch.tensor([[0.1, 0.0, 0.3, 0.5, 0.2, 0.0], [0.0] * 6, [0.2, 0.4, 0.1, 0.3, 0.6, 0.5]])
+    found, largest = _largest(ids, p, 9)
+    assert found.tolist() == [[2, 4, 9, 9, 9, 9], [9] * 6, [6, 7, 9, 9, 9, 9]]
+    expected = torch.tensor([[0.3, 0.5, 0, 0, 0, 0], [0] * 6, [0.5, 0.6, 0, 0, 0, 0]])
+    torch.testing.assert_close(largest, expected)
+
+
+def test_examples_that_find_different_classes_leave_less_to_the_others():
+    number, k = 4000, 400
+    generator = torch.Generator().manual_seed(0)
+    vectors = torch.nn.functional.normalize(torch.randn(number, 16, generator=generator), dim=1)
+    sampler = Tailored(torch.rand(number, generator=generator) + 0.1, k, probes=16)
+    sampler.attach(vectors)
+    sampler.search.refresh(torch.eye(16))
+    left = []
+    for chosen in (torch.arange(64), torch.zeros(64, dtype=torch.int64)):
+        pi = sampler.found_inclusion(sampler.search.find(20 * vectors[chosen], vectors, None, 1, 0))
+        left.append(float(sampler.teeth_of_others(pi)))
+        assert left[-1] + float(pi.sum()) <= k
+    # The same classes for all are fewer than half of k, and no more than that is left to the others.
+    assert 0.25 * k < left[0] < 0.4 * k
+    assert left[1] == k / 2
+
+
+def test_cells_are_rebuilt_often_at_first_and_each_build_is_used(monkeypatch):
+    monkeypatch.setattr("manyclass.samplers._cell_search.default_interval", lambda num_classes: 512)
+    search, built, used = CellSearch(C, 2), [], []
+    search.attach(*rows())
+    make = search._snapshot
+    monkeypatch.setattr(search, "_snapshot", lambda moment: built.append(search.schedule.steps) or make(moment))
+    for step in range(1, 2200):
+        before = search.cells
+        search.advance(torch.eye(D))
+        if search.cells is not before:
+            used.append(step)
+    # The first cells are made at once.
+    assert built == [0, 16, 32, 64, 128, 256, 512, 1024, 1536, 2048]
+    assert used == [1, 20, 40, 80, 160, 320, 640, 1152, 1664, 2176]
+
+
 def test_many_classes_are_probed_by_default_and_few_are_scanned():
     assert Tailored(torch.ones(1000), 8).probing is None
-    large = Tailored(torch.ones((1 << 20) + 1), 8)
+    large = Tailored(torch.ones((1 << 16) + 1), 8)
     assert large.probing is not None
-    assert Tailored(torch.ones((1 << 20) + 1), 8, probes=0).probing is None
+    assert Tailored(torch.ones((1 << 16) + 1), 8, probes=0).probing is None
     # One tooth cannot be shared by two parts.
     large.set_k(1)
     assert large.probing is None

@@ -9,11 +9,11 @@ from torch import Tensor, nn
 
 from manyclass._context import is_transformed, isolated
 from manyclass._plain_state import load_state, move_state, save_state
-from manyclass.candidates import Block
 from manyclass.samplers._cells import Cells
 from manyclass.samplers._rebuild import BackgroundRebuild, default_interval
 
-CLASSES_KEPT = 16  # by each example: those of its largest p̂ in the cells that it probes
+DOUBLINGS = 5  # of the interval between builds
+CLASSES_KEPT = 64  # by each example: those of its largest p̂ in the cells that it probes
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Found:
 
 
 class CellSearch(nn.Module):
-    """Cells of C classes, made from class vectors at the first draw and again every few training steps.
+    """Cells of C classes, made from class vectors at the first draw and again after more and more training steps.
 
     They are rebuilt on a background thread from a copy of the class vectors and used a quarter of the steps later.
 
@@ -108,7 +108,7 @@ class CellSearch(nn.Module):
         """
         if self.schedule.vectors:
             self.build_if_stale(moment)
-            every = default_interval(len(self.cells.order))
+            every = _interval(len(self.cells.order), self.schedule.steps + 1)
             self.cells = self.schedule.advance(self.cells, every, lambda: self._snapshot(moment.clone()))
 
     def build_if_stale(self, moment: Tensor) -> None:
@@ -132,9 +132,6 @@ class CellSearch(nn.Module):
     def find(self, hidden: Tensor, weight: Tensor, bias: Tensor | None, groups: int, nearest: int) -> Found:
         """Return the classes that examples hidden [B, D] find, by groups of ceil(B / G) of them.
 
-        A class that one example has found is scored for all of its group: another may have missed it, and find it
-        more probable.
-
         Args:
             hidden: the examples.
             weight: class vectors [C, D].
@@ -142,41 +139,41 @@ class CellSearch(nn.Module):
             groups: G.
             nearest: the number of classes of the largest p̂ that each example leaves out.
         """
-        hidden, classes = hidden.detach().float(), len(weight)
-        cells, log_p, log_z = self.cells.search(hidden, weight, bias, self.probes)
+        classes = len(weight)
+        cells, log_p, _ = self.cells.search(hidden.detach().float(), weight, bias, self.probes)
         # NaN in hidden or class vectors is for the loss to report.
         log_p = log_p.flatten(1).nan_to_num(nan=-torch.inf, posinf=-torch.inf, neginf=-torch.inf)
-        top, place = log_p.topk(min(max(nearest, CLASSES_KEPT), log_p.shape[1]), 1)
-        ids = self.cells.members(cells).flatten(1).gather(1, place).masked_fill_(top == -torch.inf, classes)
+        log_p, place = log_p.topk(min(nearest + CLASSES_KEPT, log_p.shape[1]), 1)
+        ids = self.cells.members(cells).flatten(1).gather(1, place).masked_fill_(log_p == -torch.inf, classes)
         own = ids[:, :nearest]
-        grouping = Block(ids.new_empty(groups, 0), ids.new_empty(groups, 0))
-        size = -(-len(hidden) // groups)
-        padded = F.pad(ids, (0, 0, 0, groups * size - len(ids)), value=classes)
-        found = _distinct(padded.reshape(groups, -1), classes)
-        is_empty = found == classes
-        rows = found.masked_fill(is_empty, 0)
-        scores = grouping.group(hidden) @ weight[rows].float().mT
-        if bias is not None:
-            scores = scores + bias[rows].float().unsqueeze(1)
-        scores = scores - grouping.group(log_z).unsqueeze(2)
-        if nearest:
-            at = torch.searchsorted(found, padded[:, :nearest].reshape(groups, -1).contiguous())
-            at = at.clamp_(max=found.shape[1] - 1).reshape(groups, size, -1)
-            scores = scores.scatter(2, at, -torch.inf)
-        # The rows that pad the last group are no examples.
-        real = torch.arange(groups * size, device=ids.device).reshape(groups, size, 1) < len(ids)
-        p = scores.masked_fill(~real, -torch.inf).amax(1).double().exp_()
-        p = p.nan_to_num_(nan=0.0, posinf=0.0).masked_fill_(is_empty, 0.0)
         own = F.pad(own.masked_fill(own == classes, -1), (0, nearest - own.shape[1]), value=-1)
-        return Found(found, p, own)
+        # The rows that pad the last group are no examples, and find nothing.
+        size = -(-len(ids) // groups)
+        padding = (0, 0, 0, groups * size - len(ids))
+        ids = F.pad(ids[:, nearest:], padding, value=classes).reshape(groups, -1)
+        p = F.pad(log_p[:, nearest:], padding, value=-torch.inf).reshape(groups, -1).double().exp_()
+        return Found(*_largest(ids, p, classes), own)
 
     def extra_repr(self) -> str:
         """Return the number of cells that an example probes."""
         return f"probes={self.probes}"
 
 
-def _distinct(ids: Tensor, empty: int) -> Tensor:
-    """Return the distinct ids of each row [G, N] in ascending order, and then `empty`, which is above all ids."""
-    ids = ids.sort(1).values
-    repeated = F.pad(ids.diff(dim=1) == 0, (1, 0))
-    return ids.masked_fill_(repeated, empty).sort(1).values
+def _interval(num_classes: int, step: int) -> int:
+    """Return the steps between two builds at this step: it doubles up to the default, since early steps change most."""
+    first = -(-default_interval(num_classes) >> DOUBLINGS)
+    return first << min(DOUBLINGS, max(1, step // first).bit_length() - 1)
+
+
+def _largest(ids: Tensor, p: Tensor, empty: int) -> tuple[Tensor, Tensor]:
+    """Return the distinct ids of each row [G, N] in ascending order, then `empty`, and the largest p of each, then 0.
+
+    Args:
+        ids: int64 [G, N], repeated; `empty` is above all others.
+        p: [G, N], not negative, 0 for those that are empty.
+        empty: the id of an empty place.
+    """
+    ids, order = ids.sort(1)
+    place = F.pad(ids.diff(dim=1) > 0, (1, 0)).cumsum(1)
+    largest = torch.zeros_like(p).scatter_reduce_(1, place, p.gather(1, order), "amax")
+    return torch.full_like(ids, empty).scatter_(1, place, ids), largest

@@ -37,6 +37,7 @@ class Comb:
         # For compiled graphs, in which numbers would be constants: a rebuild changes both.
         self._tooth = torch.arange(self.teeth, dtype=torch.float64, device=mass.device)
         self._unit = torch.tensor(self.spacing, dtype=torch.float64, device=mass.device)
+        self._total = torch.tensor(self.table.total, dtype=torch.float64, device=mass.device)
 
     @classmethod
     def of(cls, weight: Tensor, k: int, *, order: Tensor | None = None) -> "Comb":
@@ -79,7 +80,7 @@ class Comb:
         """Return the same comb on a device."""
         moved = copy.copy(self)
         moved.table, moved.certain = self.table.to(device), self.certain.to(device)
-        moved._tooth, moved._unit = self._tooth.to(device), self._unit.to(device)
+        moved._tooth, moved._unit, moved._total = (x.to(device) for x in (self._tooth, self._unit, self._total))
         return moved
 
     def arranged(self, order: Tensor) -> "Comb":
@@ -95,10 +96,21 @@ class Comb:
         ids, mass = self.table.locate((offset + self._tooth).mul_(self._unit))
         return put_in_front(self.certain, Block(ids, self._log_spacing() - mass.log_()))
 
-    def log_kappa(self, ids: Tensor) -> Tensor:
-        """Return log κ of classes, 0 for those that are certain."""
+    def under(self, share: Tensor, teeth: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the classes [G, K] at shares of the line, and log κ with another number of teeth; -inf beyond its end.
+
+        Args:
+            share: float64 [G, K]; below 0 and from 1 on is beyond the end.
+            teeth: float64 [G, 1], at most those of the comb.
+        """
+        ids, mass = self.table.locate(share.clamp(0.0, 1.0) * self._total)
+        return ids, ((self._total / teeth).log() - mass.log_()).masked_fill_((share < 0) | (share >= 1), -math.inf)
+
+    def log_kappa(self, ids: Tensor, teeth: Tensor | None = None) -> Tensor:
+        """Return log κ of classes, 0 for those that are certain; with another number of teeth, if it is given."""
         mass = self.table.mass(ids)
-        return torch.where(mass > 0, self._log_spacing() - mass.log(), 0.0)
+        log_spacing = self._log_spacing() if teeth is None else (self._total / teeth).log()
+        return torch.where(mass > 0, log_spacing - mass.log(), 0.0)
 
     def _log_spacing(self) -> float | Tensor:
         return self._unit.log() if torch.compiler.is_compiling() else math.log(self.spacing or 1.0)

@@ -29,8 +29,9 @@ class Teeth:
         self._number = torch.arange(k, dtype=torch.float64, device=device)
         quantum = math.ldexp(1.0, k.bit_length() - MANTISSA_BITS)
         self._quantum = torch.tensor(quantum, dtype=torch.float64, device=device)
-        # Rounded up to one quantum, the rarest classes take at most as many more.
-        self._goal = torch.tensor(k - num_drawn * quantum, dtype=torch.float64, device=device)
+        # Rounded up to one quantum, the rarest classes take at most this much more.
+        self._rounding = torch.tensor(num_drawn * quantum, dtype=torch.float64, device=device)
+        self._k = torch.tensor(float(k), dtype=torch.float64, device=device)
         self._takes_all = k >= num_drawn
 
     @property
@@ -38,21 +39,23 @@ class Teeth:
         """The device of its tensors."""
         return self._number.device
 
-    def inclusion(self, weight: Tensor) -> Tensor:
-        """Return π = min(1, a·weight) [G, N] in multiples of the quantum, with a solved for Σ π ≤ k.
+    def inclusion(self, weight: Tensor, length: Tensor | None = None) -> Tensor:
+        """Return π = min(1, a·weight) [G, N] in multiples of the quantum, with a solved for Σ π ≤ length.
 
         Args:
-            weight: float64 [G, N], finite and not negative, a row sum above 0.
+            weight: float64 [G, N], finite and not negative. A row of 0 has π = 0.
+            length: float64 [G, 1], at most k; None: k.
         """
         drawn = weight > 0
-        if self._takes_all:
+        if length is None and self._takes_all:
             return drawn.double()
-        scale = self._goal / weight.sum(1, keepdim=True)
+        goal = (self._k if length is None else length) - self._rounding
+        scale = goal / weight.sum(1, keepdim=True)
         for _ in range(NEWTON_STEPS):
             certain = weight * scale >= 1
             rest = weight.masked_fill(certain, 0.0).sum(1, keepdim=True)
             # Each step adds classes to the certain ones and scales the others up. If none is left, the scale stays.
-            scale = torch.where(rest > 0, (self._goal - certain.sum(1, keepdim=True)) / rest, scale)
+            scale = torch.where(rest > 0, (goal - certain.sum(1, keepdim=True)) / rest, scale)
         multiple = (weight * (scale / self._quantum)).floor_().clamp_(min=1.0)
         return (multiple * self._quantum).clamp_(max=1.0).masked_fill_(~drawn, 0.0)
 
@@ -63,9 +66,17 @@ class Teeth:
             pi: [G, N] from `inclusion`.
             generator: for the offsets, one for each row.
         """
-        groups, length = pi.shape
+        return under(self.positions(len(pi), generator), pi)
+
+    def positions(self, groups: int, generator: torch.Generator | None) -> Tensor:
+        """Return the positions of the teeth, float64 [G, k], with a random offset for each group."""
         offset = torch.rand(groups, 1, dtype=torch.float64, device=self.device, generator=generator)
-        position = (offset / self._quantum).floor_().mul_(self._quantum) + self._number
-        place = torch.searchsorted(pi.cumsum(1), position, right=True)
-        log_kappa = -pi.gather(1, place.clamp(max=length - 1)).log()
-        return place.clamp(max=length - 1), log_kappa.masked_fill_(place >= length, -math.inf)
+        return (offset / self._quantum).floor_().mul_(self._quantum) + self._number
+
+
+def under(position: Tensor, pi: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the places [G, k] at positions [G, k] of a line of π [G, N], and log κ = -log π; -inf beyond its end."""
+    length = pi.shape[1]
+    place = torch.searchsorted(pi.cumsum(1), position, right=True)
+    log_kappa = -pi.gather(1, place.clamp(max=length - 1)).log()
+    return place.clamp(max=length - 1), log_kappa.masked_fill_(place >= length, -math.inf)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from manyclass import _check, _ranks
 from manyclass._context import isolated
 from manyclass._plain_state import load_state, move_state, save_state, saved_vector
-from manyclass.candidates import Block, Candidates, contained, join
+from manyclass.candidates import Block, Candidates, contained
 from manyclass.counts import ClassCounts
 from manyclass.forms import DOT, Similarity
 from manyclass.kernels import directions
@@ -27,15 +27,17 @@ from manyclass.samplers._sampler import (
 from manyclass.samplers._scan import largest_log_p, scan_dtype
 from manyclass.samplers._sketch import Sketch, checked_square
 from manyclass.samplers._source import WeightSource
-from manyclass.samplers._teeth import Teeth
+from manyclass.samplers._teeth import Teeth, under
 
 FORGOTTEN_SHARE = 0.2  # of the second moment, with each batch that is added to it
 BATCHES_PER_SKETCH = 5
 # Beyond, probing cells takes less time than a scan, and a default number of probes.
-MAX_SCANNED_CLASSES = {"cpu": 1 << 20, "cuda": 1 << 24}
-DEFAULT_PROBES = 64
-MIN_PROBING_K = 2  # a tooth for each part of the draw
-CLASSES_PER_OTHER = 4  # one class in four is drawn by frequency from those that no example has found
+MAX_SCANNED_CLASSES = {"cpu": 1 << 16, "cuda": 1 << 24}
+DEFAULT_PROBES = 32
+MIN_PROBING_K = 2  # a class for each part of the draw
+MAX_SHARE_OF_OTHERS = 0.5  # of k, for classes that no example has found
+# The relative variance of Z̃ is at most Σm/n from n classes that were found, and about this over n from n others.
+VARIANCE_OF_OTHERS = 16.0
 
 
 class Tailored(nn.Module):
@@ -46,9 +48,9 @@ class Tailored(nn.Module):
     cost variance, never bias. All classes are scanned at each draw, so a step takes time in proportion to C.
 
     With `probes`, each example scores only the classes of its most probable cells. Cells hold up to 8 classes with
-    similar vectors; they are made from a copy of the class vectors on a background thread. The 16 most probable classes
-    of each example are scored for its group and drawn as above with three quarters of k, all others with the rest of k,
-    π ∝ f.
+    similar vectors; they are made from a copy of the class vectors on a background thread. The 64 most probable classes
+    of each example are drawn as above with a part of k, all others with the rest of k, π ∝ f. The part of the first
+    is √Σm/(√Σm + 4), at least a half: 0.5 if all examples find the same classes, 0.85 if each of 512 finds other ones.
 
     The sketch has rank r: ŝ = (hidden V)(W V)ᵀ + b, with the leading eigenvectors V [D, r] of a running second moment
     of hidden, which is renewed on a background thread; W V is made at each draw. Before the first V, ŝ are the scores.
@@ -65,7 +67,7 @@ class Tailored(nn.Module):
         mix: the share of the frequencies.
         nearest: the number of classes of the largest ŝ that are explicit for each example, in addition to k.
         every: training steps between two renewals of V; each is used a quarter as many steps later.
-        probes: the number of cells that each example probes; 0: all classes are scanned. Default: 64 beyond 1,048,576
+        probes: the number of cells that each example probes; 0: all classes are scanned. Default: 32 beyond 65,536
             classes, or on a GPU beyond 16,777,216, and 0 below: a scan takes longer, but has a smaller error.
 
     Raises:
@@ -128,11 +130,11 @@ class Tailored(nn.Module):
 
     def _set_teeth(self) -> None:
         self.teeth = Teeth(self.k, self._num_drawn, self.device)
-        # The draws of the two parts if cells are probed: of the classes found, and of the others.
-        others = max(1, self.k // CLASSES_PER_OTHER)
+        # The draw if cells are probed: of all classes by frequency, as many as it may take of those not found.
         probing = self.search is not None and self.k >= MIN_PROBING_K
-        self.found_teeth = Teeth(self.k - others, self._num_drawn, self.device) if probing else self.teeth
-        self.comb = Comb.of(self.weights, others) if probing else None
+        self.comb = Comb.of(self.weights, max(1, int(self.k * MAX_SHARE_OF_OTHERS))) if probing else None
+        certain = 0 if self.comb is None else len(self.comb.certain)
+        self.parted_teeth = Teeth(self.k - certain, self._num_drawn, self.device)
 
     def _new_search(self) -> CellSearch | None:
         # The state must not depend on the device, which may change, so there are cells wherever one of them needs them.
@@ -269,33 +271,53 @@ class Tailored(nn.Module):
     def _draw_in_parts(
         self, target: Tensor, exclude: Tensor, found: Found, generator: torch.Generator | None
     ) -> Candidates:
-        """Draw from the classes found, and by frequency from all others."""
+        """Draw from a line of the classes found, each as long as its π, and behind them all others by frequency.
+
+        The classes that are certain among the others have places of their own. Classes found are on the line twice;
+        the second time they are empty.
+        """
         assert self.comb is not None
-        pi = self.found_inclusion(found)
-        place, log_kappa = self.found_teeth.draw(pi, generator)
-        # An empty place has π = 0 and is never under a tooth; one beyond the end is empty whatever its id.
-        blocks = [Block(found.ids.gather(1, place).clamp_(max=self.num_classes - 1), log_kappa)]
         # The function below may be called after the comb has been replaced.
-        comb, groups = self.comb, len(pi)
-        for block in comb.draw(groups, stratified=False, generator=generator):
-            ids = block.ids.expand(groups, -1).contiguous()
-            blocks.append(Block(ids, block.log_kappa.expand(groups, -1).masked_fill(found.find(ids)[1], -math.inf)))
-        (block,) = join(*blocks)
+        comb, pi = self.comb, self.found_inclusion(found)
+        length, teeth = pi.sum(1, keepdim=True), self.teeth_of_others(pi)
+        position = self.parted_teeth.positions(len(pi), generator)
+        place, log_kappa = under(position, pi)
+        # An empty place has π = 0 and is never under a tooth; one beyond the end is empty whatever its id.
+        ids = found.ids.gather(1, place).clamp_(max=self.num_classes - 1)
+        if comb.teeth:
+            other_ids, other_log_kappa = comb.under((position - length) / teeth, teeth)
+            other_log_kappa = other_log_kappa.masked_fill(found.find(other_ids)[1], -math.inf)
+            is_other = position >= length
+            ids, log_kappa = torch.where(is_other, other_ids, ids), torch.where(is_other, other_log_kappa, log_kappa)
+        certain = comb.certain.expand(len(pi), -1).contiguous()
+        certain_log_kappa = torch.zeros_like(certain, dtype=log_kappa.dtype)
+        certain_log_kappa = certain_log_kappa.masked_fill_(found.find(certain)[1], -math.inf)
+        block = Block(torch.cat([certain, ids], 1), torch.cat([certain_log_kappa, log_kappa], 1))
 
         def target_log_kappa() -> Tensor:
-            place, is_found = found.find(block.group(target))
-            log_pi = torch.where(is_found, pi.gather(1, place), 1.0).log()
-            log_kappa = torch.where(block.ungroup(is_found, len(target)), 0.0, comb.log_kappa(target))
-            return log_kappa - block.ungroup(log_pi, len(target))
+            grouped = block.group(target)
+            place, is_found = found.find(grouped)
+            log_kappa = torch.where(is_found, -pi.gather(1, place).log(), comb.log_kappa(grouped, teeth))
+            return block.ungroup(log_kappa, len(target))
 
         return self._candidates(target, exclude, block, found.nearest if self.nearest else None, target_log_kappa)
 
     def found_inclusion(self, found: Found) -> Tensor:
         """Return π of the classes found, float64 [G, N], 0 in empty places."""
-        total = found.likelihood.sum(1, keepdim=True)
+        assert self.comb is not None
+        total, slots = found.likelihood.sum(1, keepdim=True), self.k - len(self.comb.certain)
         weight = found.likelihood * ((1 - self.mix) / torch.where(total > 0, total, 1.0))
         weight.add_(self.frequency[found.ids.clamp(max=self.num_classes - 1)], alpha=self.mix)
-        return self.found_teeth.inclusion(weight.masked_fill_(found.ids == self.num_classes, 0.0))
+        weight.masked_fill_(found.ids == self.num_classes, 0.0)
+        # A/n + B/(slots - n) is least for n = slots √A/(√A + √B).
+        length = slots * total.sqrt() / (total.sqrt() + math.sqrt(VARIANCE_OF_OTHERS))
+        return self.parted_teeth.inclusion(weight, length.clamp(min=slots - self.comb.teeth))
+
+    def teeth_of_others(self, pi: Tensor) -> Tensor:
+        """Return the number of teeth, float64 [G, 1], that classes found with these π [G, N] leave to the others."""
+        assert self.comb is not None
+        slots = self.k - len(self.comb.certain)
+        return (slots - pi.sum(1, keepdim=True)).clamp(max=self.comb.teeth)
 
     def proposal(self, hidden: Tensor | None, groups: int) -> tuple[Tensor, Tensor | None]:
         """Return the weights w, float64 [G, C], and the nearest classes, int64 [B, nearest]; None: there are none."""
