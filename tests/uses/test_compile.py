@@ -9,7 +9,7 @@ from torch._dynamo.backends.registry import lookup_backend
 
 from manyclass import ClassHead, HierarchicalHead
 from manyclass.heads import _learning
-from manyclass.samplers import Automatic, Costs, Learned
+from manyclass.samplers import Automatic, Costs, Learned, Tailored
 from tests.uses.table import (
     CELLS,
     FEW,
@@ -126,6 +126,22 @@ def test_rebuilds_that_change_the_certain_classes_compile_a_few_graphs_in_all():
         assert loss > 0
         certain.add(len(head.sampler.comb.certain))
     assert len(graphs) <= 4 < len(certain)
+
+
+def test_other_numbers_of_classes_compile_a_few_graphs_in_all():
+    torch.manual_seed(0)
+    counts = 1e6 / torch.arange(1, 2001) ** 1.5
+    head, graphs = ClassHead(D, 2000, sampler=Tailored(counts, 64, probes=3)), []
+
+    def counted(graph, inputs):
+        graphs.append(graph)
+        return graph
+
+    run = torch.compile(head, backend=counted, fullgraph=True)
+    for k in range(64, 76):
+        head.sampler.set_k(k)
+        assert run(torch.randn(B, D), torch.randint(2000, (B,))) > 0
+    assert len(graphs) <= 4
 
 
 def test_a_compiled_head_takes_up_each_design_that_is_decided():

@@ -22,7 +22,8 @@ class Found:
 
     Args:
         ids: int64 [G, N], distinct and in ascending order; C marks an empty place.
-        likelihood: float64 [G, N], the largest p̂ that an example of the group gives to the class; 0 in empty places.
+        likelihood: float64 [G, N], the largest p̂ that an example gives to the class, of those that have found it; 0 in
+            empty places.
         nearest: int64 [B, n], the classes of the largest p̂ of each example, which it leaves out; -1 pads.
     """
 
@@ -30,16 +31,18 @@ class Found:
     likelihood: Tensor
     nearest: Tensor
 
-    def find(self, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the places of classes [G, K] among those found, and a bool mask of those that are there."""
-        place = torch.searchsorted(self.ids, ids.contiguous()).clamp_(max=self.ids.shape[1] - 1)
-        return place, self.ids.gather(1, place) == ids
+
+def places(found: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the places of classes [G, K] among the ids that were found [G, N], and a bool mask of those found."""
+    place = torch.searchsorted(found, ids.contiguous()).clamp_(max=found.shape[1] - 1)
+    return place, found.gather(1, place) == ids
 
 
 class CellSearch(nn.Module):
-    """Cells of C classes, made from class vectors at the first draw and again after more and more training steps.
+    """Cells of C classes, made from class vectors at the first draw and again every few training steps.
 
-    They are rebuilt on a background thread from a copy of the class vectors and used a quarter of the steps later.
+    They are rebuilt on a background thread from a copy of the class vectors and used a quarter of the steps later. The
+    first builds follow each other sooner, since cells of random vectors find nothing.
 
     Args:
         num_classes: C.
@@ -140,16 +143,15 @@ class CellSearch(nn.Module):
             nearest: the number of classes of the largest p̂ that each example leaves out.
         """
         classes = len(weight)
-        cells, log_p, _ = self.cells.search(hidden.detach().float(), weight, bias, self.probes)
+        cells, log_p = self.cells.search(hidden.detach().float(), weight, bias, self.probes)
         # NaN in hidden or class vectors is for the loss to report.
         log_p = log_p.flatten(1).nan_to_num(nan=-torch.inf, posinf=-torch.inf, neginf=-torch.inf)
         log_p, place = log_p.topk(min(nearest + CLASSES_KEPT, log_p.shape[1]), 1)
         ids = self.cells.members(cells).flatten(1).gather(1, place).masked_fill_(log_p == -torch.inf, classes)
         own = ids[:, :nearest]
         own = F.pad(own.masked_fill(own == classes, -1), (0, nearest - own.shape[1]), value=-1)
-        # The rows that pad the last group are no examples, and find nothing.
-        size = -(-len(ids) // groups)
-        padding = (0, 0, 0, groups * size - len(ids))
+        # The rows that pad the last group are no examples, and find nothing. There is at least one place, if empty.
+        padding = (0, int(ids.shape[1] <= nearest), 0, groups * -(-len(ids) // groups) - len(ids))
         ids = F.pad(ids[:, nearest:], padding, value=classes).reshape(groups, -1)
         p = F.pad(log_p[:, nearest:], padding, value=-torch.inf).reshape(groups, -1).double().exp_()
         return Found(*_largest(ids, p, classes), own)
@@ -160,7 +162,7 @@ class CellSearch(nn.Module):
 
 
 def _interval(num_classes: int, step: int) -> int:
-    """Return the steps between two builds at this step: it doubles up to the default, since early steps change most."""
+    """Return the steps between two builds at this step: they double up to about the default."""
     first = -(-default_interval(num_classes) >> DOUBLINGS)
     return first << min(DOUBLINGS, max(1, step // first).bit_length() - 1)
 

@@ -123,11 +123,11 @@ class Cells:
         ids = self.order[place.clamp(max=classes - 1)].long()
         return ids.masked_fill_(place >= end.unsqueeze(-1), -1)
 
-    def search(self, hidden: Tensor, weight: Tensor, bias: Tensor | None, probes: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the most probable cells, int64 [B, P], log p̂ of their classes [B, P, M], and its normaliser [B].
+    def search(self, hidden: Tensor, weight: Tensor, bias: Tensor | None, probes: int) -> tuple[Tensor, Tensor]:
+        """Return the most probable cells, int64 [B, P], and log p̂ of their classes [B, P, M].
 
-        The classes are scored with the present class vectors; the normaliser is the log of their sum and of the sums
-        that are taken for all other cells and nodes. A place without a class has log p̂ = -inf.
+        The classes are scored with the present class vectors; p̂ is normalised by their sum and the sums that are taken
+        for all other cells and nodes. A place without a class has log p̂ = -inf.
 
         Args:
             hidden: float32 [B, D].
@@ -146,12 +146,12 @@ class Cells:
         size = max(1, MAX_GATHERED // (nodes * self.cells_per_node * hidden.shape[1]))
         pairs = zip(hidden.split(size), scores.split(size), strict=True)
         parts = [self._search(some, near, weight, bias, nodes, probes) for some, near in pairs]
-        cells, log_p, log_z = (torch.cat(part) for part in zip(*parts, strict=True))
-        return cells, log_p, log_z
+        cells, log_p = (torch.cat(part) for part in zip(*parts, strict=True))
+        return cells, log_p
 
     def _search(
         self, hidden: Tensor, scores: Tensor, weight: Tensor, bias: Tensor | None, nodes: int, probes: int
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor]:
         """Return the same as `search`, the cells in the order of their scores: the eager reference."""
         near = scores.topk(nodes, 1).indices
         log_z = [scores.scatter(1, near, -math.inf)]
@@ -169,7 +169,7 @@ class Cells:
         scores = scores.masked_fill(ids.flatten(1) < 0, -math.inf)
         log_z.append(scores)
         normaliser = torch.cat(log_z, 1).logsumexp(1)
-        return cells, (scores - normaliser.unsqueeze(1)).reshape(ids.shape), normaliser
+        return cells, (scores - normaliser.unsqueeze(1)).reshape(ids.shape)
 
 
 def num_cells(num_classes: int) -> int:

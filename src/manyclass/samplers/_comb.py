@@ -32,10 +32,10 @@ class Comb:
         self.table = MassTable(mass, order=order)
         self.certain = certain
         self.k = k
-        self.teeth = k - len(certain) if self.table.total else 0
-        self.spacing = self.table.total / max(self.teeth, 1)
-        # For compiled graphs, in which numbers would be constants: a rebuild changes both.
-        self._tooth = torch.arange(self.teeth, dtype=torch.float64, device=mass.device)
+        teeth = k - len(certain) if self.table.total else 0
+        self.spacing = self.table.total / max(teeth, 1)
+        # For compiled graphs, in which numbers would be constants: a rebuild changes all of them.
+        self._tooth = torch.arange(teeth, dtype=torch.float64, device=mass.device)
         self._unit = torch.tensor(self.spacing, dtype=torch.float64, device=mass.device)
         self._total = torch.tensor(self.table.total, dtype=torch.float64, device=mass.device)
 
@@ -60,6 +60,11 @@ class Comb:
         if comb.table.total and comb.teeth == 0:
             raise ValueError(f"`weights` must leave a tooth for those above 0, got {k} of {CERTAIN:g} for a k of {k}")
         return comb
+
+    @property
+    def teeth(self) -> int:
+        """The number of teeth, for the classes that are not certain."""
+        return self._tooth.shape[0]
 
     @property
     def weights(self) -> Tensor:
@@ -97,17 +102,17 @@ class Comb:
         return put_in_front(self.certain, Block(ids, self._log_spacing() - mass.log_()))
 
     def under(self, share: Tensor, teeth: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the classes [G, K] at shares of the line, and log κ with another number of teeth; -inf beyond its end.
+        """Return the classes [G, K] at shares of the line, and their log κ if it has a given number of teeth.
 
         Args:
-            share: float64 [G, K]; below 0 and from 1 on is beyond the end.
+            share: float64 [G, K]; outside [0, 1) the slot is empty, log κ = -inf.
             teeth: float64 [G, 1], at most those of the comb.
         """
         ids, mass = self.table.locate(share.clamp(0.0, 1.0) * self._total)
         return ids, ((self._total / teeth).log() - mass.log_()).masked_fill_((share < 0) | (share >= 1), -math.inf)
 
     def log_kappa(self, ids: Tensor, teeth: Tensor | None = None) -> Tensor:
-        """Return log κ of classes, 0 for those that are certain; with another number of teeth, if it is given."""
+        """Return log κ of classes, 0 for those that are certain, if the line has a number of teeth; None: its own."""
         mass = self.table.mass(ids)
         log_spacing = self._log_spacing() if teeth is None else (self._total / teeth).log()
         return torch.where(mass > 0, log_spacing - mass.log(), 0.0)

@@ -8,7 +8,7 @@ def split_certain(weight: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Solve π = min(1, a·weight) with Σ π = k: return the weights with 0 for classes of π = 1, and the ids of those.
 
     With the n heaviest classes certain, a = (k - n) / (weight of the rest); the next one is certain while a·weight
-    reaches 1 for it. At most k classes are certain, so only the k heaviest are compared.
+    reaches 1 for it. If there are more than k classes, at most k - 1 are certain: the others must be drawn too.
     """
     positive = weight > 0
     if int(positive.sum()) <= k:
@@ -19,7 +19,7 @@ def split_certain(weight: Tensor, k: int) -> tuple[Tensor, Tensor]:
     rest = mass.sum() + heaviest.flip(0).cumsum(0).flip(0)
     # Ties may round to either side of 1: a class of π within 1e-12 of it counts as certain.
     reaches = heaviest * n_th >= rest * (1 - 1e-12)
-    n = int(reaches.long().cumprod(0).sum())
+    n = min(k - 1, int(reaches.long().cumprod(0).sum()))
     return mass.index_copy_(0, ids[n:], heaviest[n:]), ids[:n].sort().values
 
 

@@ -31,7 +31,7 @@ class Teeth:
         self._quantum = torch.tensor(quantum, dtype=torch.float64, device=device)
         # Rounded up to one quantum, the rarest classes take at most this much more.
         self._rounding = torch.tensor(num_drawn * quantum, dtype=torch.float64, device=device)
-        self._k = torch.tensor(float(k), dtype=torch.float64, device=device)
+        self.k = torch.tensor(float(k), dtype=torch.float64, device=device)
         self._takes_all = k >= num_drawn
 
     @property
@@ -49,7 +49,7 @@ class Teeth:
         drawn = weight > 0
         if length is None and self._takes_all:
             return drawn.double()
-        goal = (self._k if length is None else length) - self._rounding
+        goal = (self.k if length is None else length) - self._rounding
         scale = goal / weight.sum(1, keepdim=True)
         for _ in range(NEWTON_STEPS):
             certain = weight * scale >= 1
@@ -75,7 +75,7 @@ class Teeth:
 
 
 def under(position: Tensor, pi: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the places [G, k] at positions [G, k] of a line of π [G, N], and log κ = -log π; -inf beyond its end."""
+    """Return the places [G, k] at positions [G, k] of a line of π [G, N], and log κ = -log π; -inf beyond the line."""
     length = pi.shape[1]
     place = torch.searchsorted(pi.cumsum(1), position, right=True)
     log_kappa = -pi.gather(1, place.clamp(max=length - 1)).log()

@@ -15,7 +15,7 @@ from manyclass.kernels.cpu.build import bind, is_available
 def _probe() -> Callable[..., None]:
     batch, nodes, tree = (c_void_p, c_int64, c_int64), (c_void_p, c_int64, c_int64), (c_void_p, c_void_p, c_int64)
     classes = (c_void_p, c_int64, c_void_p, c_void_p)
-    return bind("manyclass_probe", *batch, *nodes, *tree, *classes, c_int64, *[c_void_p] * 3, c_int)
+    return bind("manyclass_probe", *batch, *nodes, *tree, *classes, c_int64, c_void_p, c_void_p, c_int)
 
 
 def can_probe(hidden: Tensor, weight: Tensor, bias: Tensor | None, order: Tensor) -> bool:
@@ -36,8 +36,8 @@ def probe(
     *,
     nodes: int,
     probes: int,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the best cells, int64 [B, P] in ascending order, log p̂ of their classes [B, P, M] and its normaliser [B].
+) -> tuple[Tensor, Tensor]:
+    """Return the best cells, int64 [B, P] in ascending order, and log p̂ of their classes [B, P, M].
 
     Args:
         hidden: [B, D].
@@ -61,7 +61,6 @@ def probe(
         )
     cells = torch.empty(batch, probes, dtype=torch.int64, device="cpu")
     log_p = torch.empty(batch, probes, -(-classes // num_cells), device="cpu")
-    log_z = torch.empty(batch, device="cpu")
     _probe()(
         address("hidden", hidden, torch.float32, batch * dim),
         batch,
@@ -79,7 +78,6 @@ def probe(
         probes,
         cells.data_ptr(),
         log_p.data_ptr(),
-        log_z.data_ptr(),
         torch.get_num_threads(),
     )
-    return cells, log_p, log_z
+    return cells, log_p

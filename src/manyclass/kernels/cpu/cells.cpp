@@ -78,12 +78,12 @@ class Best {
 
 }  // namespace
 
-// Writes the best cells [batch, probes] of each example and log p of their classes [batch, probes, capacity], and
-// its normaliser [batch]. The scores of the nodes are overwritten.
+// Writes the best cells [batch, probes] of each example and log p of their classes [batch, probes, capacity]. The scores
+// of the nodes are overwritten.
 extern "C" void manyclass_probe(const float* hidden, int64_t batch, int64_t dim, float* node_scores, int64_t num_nodes,
                                 int64_t nodes, const float* centroids, const float* levels, int64_t num_cells,
                                 const int32_t* order, int64_t num_classes, const float* weight, const float* bias,
-                                int64_t probes, int64_t* out_cells, float* out_log_p, float* out_log_z, int threads) {
+                                int64_t probes, int64_t* out_cells, float* out_log_p, int threads) {
     const int64_t per_node = num_cells / num_nodes, scored = nodes * per_node;
     const int64_t capacity = (num_classes + num_cells - 1) / num_cells;
 #pragma omp parallel num_threads(threads) if (batch > 8)
@@ -127,7 +127,6 @@ extern "C" void manyclass_probe(const float* hidden, int64_t batch, int64_t dim,
             const int64_t slots = probes * capacity;
             log_z = add(log_z, log_p, slots, Best::largest(log_p, slots));
             for (int64_t i = 0; i < slots; ++i) log_p[i] -= log_z;
-            out_log_z[n] = log_z;
         }
     }
 }
