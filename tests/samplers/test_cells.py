@@ -333,9 +333,9 @@ def test_few_classes_that_have_nearly_all_counts_leave_a_tooth_to_the_others():
 
 def test_many_classes_are_probed_by_default_and_few_are_scanned():
     assert Tailored(torch.ones(1000), 8).probing is None
-    large = Tailored(torch.ones((1 << 16) + 1), 8)
+    large = Tailored(torch.ones((1 << 15) + 1), 8)
     assert large.probing is not None
-    assert Tailored(torch.ones((1 << 16) + 1), 8, probes=0).probing is None
+    assert Tailored(torch.ones((1 << 15) + 1), 8, probes=0).probing is None
     # One tooth cannot be shared by two parts.
     large.set_k(1)
     assert large.probing is None

@@ -32,7 +32,7 @@ from manyclass.samplers._teeth import Teeth, under
 FORGOTTEN_SHARE = 0.2  # of the second moment, with each batch that is added to it
 BATCHES_PER_SKETCH = 5
 # Beyond, probing cells takes less time than a scan, and a default number of probes.
-MAX_SCANNED_CLASSES = {"cpu": 1 << 16, "cuda": 1 << 24}
+MAX_SCANNED_CLASSES = {"cpu": 1 << 15, "cuda": 1 << 24}
 DEFAULT_PROBES = 32
 MIN_PROBING_K = 2  # a class for each part of the draw
 MAX_SHARE_OF_OTHERS = 0.5  # of k, for classes that no example has found
@@ -70,7 +70,7 @@ class Tailored(nn.Module):
         mix: the share of the frequencies.
         nearest: the number of classes of the largest ŝ that are explicit for each example, in addition to k.
         every: training steps between two renewals of V; each is used a quarter as many steps later.
-        probes: the number of cells that each example probes; 0: all classes are scanned. Default: 32 beyond 65,536
+        probes: the number of cells that each example probes; 0: all classes are scanned. Default: 32 beyond 32,768
             classes, or on a GPU beyond 16,777,216, and 0 below: a scan takes longer, but has a smaller error.
 
     Raises:
