@@ -35,6 +35,7 @@ SAMPLERS = {
     "learned, rebuilt": lambda: Learned(WEIGHTS, K, every=EVERY, order="cluster"),
     "clustered, rebuilt": lambda: Clustered(WEIGHTS, K, group_size=16, every=EVERY),
     "tailored, rebuilt": lambda: Tailored(WEIGHTS, K, group_size=16, rank=8, every=EVERY),
+    "tailored, probing cells": lambda: Tailored(WEIGHTS, K, group_size=16, probes=3, every=EVERY),
     "budget, rebuilt": lambda: Budget(Learned(WEIGHTS, K, every=EVERY), 0.1, every=20),
     "explicit, rebuilt": lambda: WithExplicit(Learned(WEIGHTS, K, every=EVERY, order="cluster"), "batch"),
     "systematic from equal weights": lambda: Systematic(torch.ones(C), K, order="cluster"),
