@@ -41,9 +41,9 @@ def sums(sampler, hidden, g):
     inner = innermost(sampler)
     weight, bias = inner._vectors()
     found = inner.search.find(hidden, weight, bias, -(-B // (inner.group_size or B)), inner.nearest)
-    pi = inner.found_inclusion(found)
-    others = inner.comb.table.masses().cumsum(0) / max(inner.comb.table.total, 1e-9)
-    line = pi.sum(1, keepdim=True) + inner.teeth_of_others(pi) * others
+    pi, table = inner.parts.inclusion(found), inner.parts.comb.table
+    others = table.masses().cumsum(0) / max(table.total, 1e-9)
+    line = pi.sum(1, keepdim=True) + inner.parts.teeth_of_others(pi) * others
     # The classes that are drawn change where a tooth passes the end of a class, in either part.
     ends = torch.cat([pi.cumsum(1), line], 1).flatten() % 1
     total = torch.zeros(B, dtype=torch.float64)
@@ -289,8 +289,8 @@ def test_examples_that_find_different_classes_leave_less_to_the_others():
     sampler.search.refresh(torch.eye(16))
     left = []
     for chosen in (torch.arange(64), torch.zeros(64, dtype=torch.int64)):
-        pi = sampler.found_inclusion(sampler.search.find(20 * vectors[chosen], vectors, None, 1, 0))
-        left.append(float(sampler.teeth_of_others(pi)))
+        pi = sampler.parts.inclusion(sampler.search.find(20 * vectors[chosen], vectors, None, 1, 0))
+        left.append(float(sampler.parts.teeth_of_others(pi)))
         assert left[-1] + float(pi.sum()) <= k
     # The same classes for all are fewer than half of k, and no more than that is left to the others.
     assert 0.25 * k < left[0] < 0.4 * k
@@ -327,7 +327,7 @@ def test_few_classes_that_have_nearly_all_counts_leave_a_tooth_to_the_others():
     sampler.attach(*rows())
     log_kappa = sampler(torch.arange(5, 10), hidden=queries()).target_log_kappa()
     # Sums over outcomes as rare as these are beyond the resolution of the line.
-    assert sampler.comb.teeth == 1
+    assert sampler.parts.comb.teeth == 1
     assert ((log_kappa > 30) & (log_kappa < 40)).any()
 
 

@@ -13,8 +13,7 @@ from manyclass.candidates import Block, Candidates, contained
 from manyclass.counts import ClassCounts
 from manyclass.forms import DOT, Similarity
 from manyclass.kernels import directions
-from manyclass.samplers._cell_search import CellSearch, Found, places
-from manyclass.samplers._comb import Comb
+from manyclass.samplers._cell_search import CellSearch
 from manyclass.samplers._rebuild import BackgroundRebuild
 from manyclass.samplers._sampler import (
     Observation,
@@ -27,18 +26,14 @@ from manyclass.samplers._sampler import (
 from manyclass.samplers._scan import largest_log_p, scan_dtype
 from manyclass.samplers._sketch import Sketch, checked_square
 from manyclass.samplers._source import WeightSource
-from manyclass.samplers._teeth import Teeth, under
+from manyclass.samplers._teeth import Teeth
+from manyclass.samplers._two_parts import MIN_PROBING_K, TwoParts
 
 FORGOTTEN_SHARE = 0.2  # of the second moment, with each batch that is added to it
 BATCHES_PER_SKETCH = 5
 # Beyond, probing cells takes less time than a scan, and a default number of probes.
 MAX_SCANNED_CLASSES = {"cpu": 1 << 15, "cuda": 1 << 24}
 DEFAULT_PROBES = 32
-MIN_PROBING_K = 2  # a class for each part of the draw
-MAX_SHARE_OF_OTHERS = 0.5  # of k, for classes that no example has found
-# The relative variance of Z̃ is at most Σm/n from n classes found, and about this over n from n other classes. With 16
-# errors were least, or nearly, both on a trained session model and on planted classes.
-VARIANCE_OF_OTHERS = 16.0
 
 
 class Tailored(nn.Module):
@@ -133,11 +128,8 @@ class Tailored(nn.Module):
 
     def _set_teeth(self) -> None:
         self.teeth = Teeth(self.k, self._num_drawn, self.device)
-        # If cells are probed: a comb over all classes by frequency, with the most teeth that those not found may get.
         probing = self.search is not None and self.k >= MIN_PROBING_K
-        self.comb = Comb.of(self.weights, max(1, int(self.k * MAX_SHARE_OF_OTHERS))) if probing else None
-        certain = 0 if self.comb is None else len(self.comb.certain)
-        self.parted_teeth = Teeth(self.k - certain, self._num_drawn, self.device)
+        self.parts = TwoParts(self.frequency, self.k, self.mix) if probing else None
 
     def _new_search(self) -> CellSearch | None:
         # The state must not depend on the device, which may change, so there are cells wherever one of them needs them.
@@ -149,7 +141,7 @@ class Tailored(nn.Module):
     def probing(self) -> CellSearch | None:
         """The search in cells, if draws use it on this device."""
         scanned = MAX_SCANNED_CLASSES.get(self.device.type, max(MAX_SCANNED_CLASSES.values()))
-        used = self.comb is not None and (self.probes is not None or self.num_classes > scanned)
+        used = self.parts is not None and (self.probes is not None or self.num_classes > scanned)
         # Cosines would need the lengths of all class vectors at each draw.
         return self.search if used and self.similarity.name == DOT.name else None
 
@@ -239,7 +231,9 @@ class Tailored(nn.Module):
             self.probing.build_if_stale(self.moment)
             with torch.no_grad(), torch.autocast(self.device.type, enabled=False):
                 found = self.probing.find(hidden, *vectors, groups, self.nearest)
-                return self._draw_in_parts(target, exclude, found, generator)
+                assert self.parts is not None
+                block, log_kappa = self.parts.draw(target, found, generator)
+            return self._candidates(target, exclude, block, found.nearest if self.nearest else None, log_kappa)
         with torch.no_grad(), torch.autocast(self.device.type, enabled=False):
             weight, nearest = self.proposal(hidden, groups)
             pi = self.teeth.inclusion(weight)
@@ -270,56 +264,6 @@ class Tailored(nn.Module):
 
         excluded = exclude if included is None else torch.cat([exclude, included], 1)
         return Candidates((block,), excluded, target_log_kappa, self.num_classes, included)
-
-    def _draw_in_parts(
-        self, target: Tensor, exclude: Tensor, found: Found, generator: torch.Generator | None
-    ) -> Candidates:
-        """Draw from a line of the classes found, each as long as its π, and behind them all others by frequency.
-
-        Those that the comb holds for certain have separate slots. A class found is on the line twice; a tooth on its
-        second place gives an empty slot.
-        """
-        assert self.comb is not None
-        # The function below may be called after the comb has been replaced, and keeps no more than it needs.
-        comb, pi, found_ids = self.comb, self.found_inclusion(found), found.ids
-        length, teeth = pi.sum(1, keepdim=True), self.teeth_of_others(pi)
-        position = self.parted_teeth.positions(len(pi), generator)
-        place, log_kappa = under(position, pi)
-        # An empty place has π = 0 and is never under a tooth; one beyond the end is empty whatever its id.
-        ids = found_ids.gather(1, place).clamp_(max=self.num_classes - 1)
-        if comb.teeth:
-            other_ids, other_log_kappa = comb.under((position - length) / teeth, teeth)
-            other_log_kappa = other_log_kappa.masked_fill(places(found_ids, other_ids)[1], -math.inf)
-            is_other = position >= length
-            ids, log_kappa = torch.where(is_other, other_ids, ids), torch.where(is_other, other_log_kappa, log_kappa)
-        certain = comb.certain.expand(len(pi), -1).contiguous()
-        certain_log_kappa = torch.zeros_like(certain, dtype=log_kappa.dtype)
-        certain_log_kappa = certain_log_kappa.masked_fill_(places(found_ids, certain)[1], -math.inf)
-        block = Block(torch.cat([certain, ids], 1), torch.cat([certain_log_kappa, log_kappa], 1))
-
-        def target_log_kappa() -> Tensor:
-            grouped = block.group(target)
-            place, is_found = places(found_ids, grouped)
-            log_kappa = torch.where(is_found, -pi.gather(1, place).log(), comb.log_kappa(grouped, teeth))
-            return block.ungroup(log_kappa, len(target))
-
-        return self._candidates(target, exclude, block, found.nearest if self.nearest else None, target_log_kappa)
-
-    def found_inclusion(self, found: Found) -> Tensor:
-        """Return π of the classes found, float64 [G, N], 0 in empty places."""
-        assert self.comb is not None
-        total, slots = found.likelihood.sum(1, keepdim=True), self.parted_teeth.k
-        weight = found.likelihood * ((1 - self.mix) / torch.where(total > 0, total, 1.0))
-        weight.add_(self.frequency[found.ids.clamp(max=self.num_classes - 1)], alpha=self.mix)
-        weight.masked_fill_(found.ids == self.num_classes, 0.0)
-        # A/n + B/(slots - n) is least for n = slots √A/(√A + √B).
-        length = slots * total.sqrt() / (total.sqrt() + math.sqrt(VARIANCE_OF_OTHERS))
-        return self.parted_teeth.inclusion(weight, torch.maximum(length, slots - self.comb.teeth))
-
-    def teeth_of_others(self, pi: Tensor) -> Tensor:
-        """Return the number of teeth, float64 [G, 1], that classes found with these π [G, N] leave to the others."""
-        assert self.comb is not None
-        return (self.parted_teeth.k - pi.sum(1, keepdim=True)).clamp(max=self.comb.teeth)
 
     def proposal(self, hidden: Tensor | None, groups: int) -> tuple[Tensor, Tensor | None]:
         """Return the weights w, float64 [G, C], and the nearest classes, int64 [B, nearest]; None: there are none."""
