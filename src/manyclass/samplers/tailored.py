@@ -47,7 +47,7 @@ class Tailored(nn.Module):
     similar vectors; they are made from a copy of the class vectors on a background thread. The 64 most probable classes
     of each example are drawn as above with a part of k, all others by frequency with the rest, at most half of k. The
     part for the classes found is √Σm/(√Σm + 4), at least a half, with m of the examples that have found the class: 0.85
-    if 512 examples are each sure of another one. Slots stay empty where the draw by frequency hits a class found, or if
+    if 512 examples are each sure of a different one. Slots stay empty where the draw by frequency hits a class found, or if
     fewer classes are found than their part has.
 
     The sketch has rank r: ŝ = (hidden V)(W V)ᵀ + b, with the leading eigenvectors V [D, r] of a running second moment
@@ -128,8 +128,10 @@ class Tailored(nn.Module):
 
     def _set_teeth(self) -> None:
         self.teeth = Teeth(self.k, self._num_drawn, self.device)
-        probing = self.search is not None and self.k >= MIN_PROBING_K
-        self.parts = TwoParts(self.frequency, self.k, self.mix) if probing else None
+        scanned = MAX_SCANNED_CLASSES.get(self.device.type, max(MAX_SCANNED_CLASSES.values()))
+        used = self.search is not None and (self.probes is not None or self.num_classes > scanned)
+        # The draw if this device probes cells; its table takes as much memory as the others.
+        self.parts = TwoParts(self.frequency, self.k, self.mix) if used and self.k >= MIN_PROBING_K else None
 
     def _new_search(self) -> CellSearch | None:
         # The state must not depend on the device, which may change, so there are cells wherever one of them needs them.
@@ -140,10 +142,8 @@ class Tailored(nn.Module):
     @property
     def probing(self) -> CellSearch | None:
         """The search in cells, if draws use it on this device."""
-        scanned = MAX_SCANNED_CLASSES.get(self.device.type, max(MAX_SCANNED_CLASSES.values()))
-        used = self.parts is not None and (self.probes is not None or self.num_classes > scanned)
         # Cosines would need the lengths of all class vectors at each draw.
-        return self.search if used and self.similarity.name == DOT.name else None
+        return self.search if self.parts is not None and self.similarity.name == DOT.name else None
 
     directions = property(lambda self: self.sketch.directions)
     progress = property(lambda self: self.schedule.progress)
