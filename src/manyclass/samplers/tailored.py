@@ -47,8 +47,8 @@ class Tailored(nn.Module):
     similar vectors; they are made from a copy of the class vectors on a background thread. The 64 most probable classes
     of each example are drawn as above with a part of k, all others by frequency with the rest, at most half of k. The
     part for the classes found is √Σm/(√Σm + 4), at least a half, with m of the examples that have found the class: 0.85
-    if 512 examples are each sure of a different one. Slots stay empty where the draw by frequency hits a class found, or if
-    fewer classes are found than their part has.
+    if 512 examples are each sure of a different one. Slots stay empty where the draw by frequency hits a class found,
+    or if fewer classes are found than their part has.
 
     The sketch has rank r: ŝ = (hidden V)(W V)ᵀ + b, with the leading eigenvectors V [D, r] of a running second moment
     of hidden, which is renewed on a background thread; W V is made at each draw. Before the first V, ŝ are the scores.
