@@ -1,8 +1,14 @@
+import os
 import signal
 
 import pytest
+import torch
 
-from manyclass.kernels import all_classes
+# Without a GPU Triton's kernels run in its interpreter, which must be known before they are defined.
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
+from manyclass.kernels import all_classes, triton
 from manyclass.kernels.cpu import build
 
 
@@ -11,13 +17,31 @@ def pytest_configure():
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def use(kernels, monkeypatch):
+    """Let the kernels of a kind run, and no others."""
+    if kernels == "compiled":
+        if build.library() is None:
+            pytest.skip("no C++ compiler on this machine")
+        return
+    monkeypatch.setattr(build, "library", lambda: None)
+    if kernels == "triton":
+        pytest.importorskip("triton")
+        if os.environ.get("TRITON_INTERPRET") != "1":
+            pytest.skip("on a GPU they are not interpreted: tests/test_gpu.py runs them")
+        monkeypatch.setattr(triton, "is_available", lambda *tensors: not torch.compiler.is_compiling())
+
+
 @pytest.fixture(params=["compiled", "eager"])
 def kernels(request, monkeypatch):
     """Run a test with the compiled kernels and without them."""
-    if request.param == "eager":
-        monkeypatch.setattr(build, "library", lambda: None)
-    elif build.library() is None:
-        pytest.skip("no C++ compiler on this machine")
+    use(request.param, monkeypatch)
+    return request.param
+
+
+@pytest.fixture(params=["compiled", "eager", "triton"])
+def all_kernels(request, monkeypatch):
+    """Run a test with the compiled kernels of the CPU, without kernels, and with those of GPUs."""
+    use(request.param, monkeypatch)
     return request.param
 
 

@@ -5,8 +5,13 @@ import warnings
 
 import pytest
 import torch
+from torch import nn
 
 from manyclass import ClassCounts, ClassHead, HierarchicalHead, diagnose
+from manyclass.kernels import all_classes, exact_cross_entropy, triton
+from manyclass.samplers import Exhaustive
+from manyclass.samplers._scan import largest_log_p
+from tests.kernels.operands import distance, operands, parameters
 from tests.tables import OBJECTIVES, SAMPLERS
 
 pytestmark = [
@@ -161,3 +166,52 @@ def test_streamed_counts_rebuild_the_table_on_a_gpu():
     counts.update(torch.full((10 * C,), 7, device="cuda"))
     head.sampler.refresh()
     assert (head.sampler(torch.tensor([1], device="cuda")).ids() == 7).float().mean() > 0.7
+
+
+@pytest.mark.parametrize("excluded", [0, 3])
+@pytest.mark.parametrize("way", ["closed_form", "chunked"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_an_exact_loss_by_triton_has_the_losses_and_gradients_of_the_reference(monkeypatch, dtype, way, excluded):
+    monkeypatch.setattr(all_classes, "RUN_SCORES", {"cpu": 1, "cuda": 1})
+    given = {
+        name: x.detach().to(dtype).cuda().requires_grad_() if x is not None and x.is_floating_point() else x
+        for name, x in operands(excluded=excluded).items()
+    }
+    given = {name: x if x is None else x.cuda() for name, x in given.items()}
+    assert triton.is_available(given["hidden"], given["weight"])
+    found = []
+    for kind in (way, "eager"):
+        loss = exact_cross_entropy(**given, way=kind)
+        found.append([loss, *torch.autograd.grad(loss.sum(), parameters(given))])
+    assert distance(*found) < (1e-12 if dtype == torch.float64 else 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("examples", "classes", "rank", "group_size"), [(5, 7, 3, 2), (700, 3000, 48, 300), (9, 99, 256, 9)]
+)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_a_scan_by_triton_finds_what_the_eager_one_finds(monkeypatch, dtype, examples, classes, rank, group_size):
+    query, rows = (torch.randn(n, rank, device="cuda").to(dtype) for n in (examples, classes))
+    bias = torch.randn(classes, device="cuda")
+    found, _ = largest_log_p(query, rows, bias, 0, group_size)
+    scores = query.double() @ rows.double().T + bias
+    expected = torch.stack([group.amax(0) for group in scores.log_softmax(1).split(group_size)])
+    torch.testing.assert_close(found.double(), expected, rtol=0.0, atol=1e-3)
+    monkeypatch.setattr(triton, "is_available", lambda *tensors: False)
+    eager, _ = largest_log_p(query, rows, bias, 0, group_size)
+    torch.testing.assert_close(found, eager, rtol=0.0, atol=1e-3 if dtype == torch.float32 else 0.3)
+
+
+@pytest.mark.parametrize("passes", [1, 2])
+def test_the_gradient_of_all_classes_and_a_tied_embedding_is_coalesced_without_a_sync(passes):
+    torch.manual_seed(0)
+    tables = [nn.Embedding(C, D, sparse=sparse) for sparse in (True, False)]
+    tables[1].load_state_dict(tables[0].state_dict())
+    ids, target = torch.randint(0, 9, (passes, B), device="cuda"), torch.randint(0, C, (passes, B), device="cuda")
+    for table in tables:
+        head = ClassHead.tied(table.cuda(), sampler=Exhaustive(C)).cuda()
+        for i in range(passes):
+            head(table(ids[i]), target[i]).backward()
+    sparse, dense = (table.weight.grad for table in tables)
+    assert sparse.is_coalesced()
+    torch.testing.assert_close(sparse.values(), dense, rtol=1e-4, atol=1e-6)

@@ -21,7 +21,11 @@ WAYS = [
     ),
 ]
 
-pytestmark = pytest.mark.usefixtures("kernels", "runs_of_256_classes")
+pytestmark = [
+    pytest.mark.usefixtures("all_kernels", "runs_of_256_classes"),
+    # Triton's interpreter computes by NumPy, which warns about the logarithm of an empty sum.
+    pytest.mark.filterwarnings("ignore:divide by zero encountered in log:RuntimeWarning"),
+]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -151,7 +155,7 @@ def test_autocast_computes_products_in_its_dtype_and_sums_in_float32(dtype, way)
 
 
 class Allocations(TorchDispatchMode):
-    """The largest number of elements of a tensor that an operator returns in new memory."""
+    """The largest number of bytes of a tensor that an operator returns in new memory."""
 
     def __init__(self):
         super().__init__()
@@ -160,7 +164,7 @@ class Allocations(TorchDispatchMode):
     def __torch_dispatch__(self, function, types, arguments=(), options=None):
         found = function(*arguments, **(options or {}))
         if isinstance(found, torch.Tensor) and not function.is_view and "out" not in (options or {}):
-            self.largest = max(self.largest, found.numel())
+            self.largest = max(self.largest, found.nbytes)
         return found
 
 
@@ -170,14 +174,14 @@ def test_chunks_never_hold_all_scores():
     with Allocations() as held:
         loss = exact_cross_entropy(**given, way="chunked")
         torch.autograd.grad(loss.sum(), given["hidden"])
-    assert held.largest <= 64 * 256 < 64 * C
+    assert held.largest <= 4 * 64 * 256 < 4 * 64 * C
 
 
 def test_an_evaluation_never_holds_all_scores():
     given = operands(torch.float32, batch=64)
     with Allocations() as held, torch.no_grad():
         exact_cross_entropy(**given, way="closed_form")
-    assert held.largest <= 64 * 256
+    assert held.largest <= 4 * 64 * 256
 
 
 def test_the_default_follows_from_shapes_alone(monkeypatch):

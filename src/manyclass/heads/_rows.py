@@ -95,26 +95,33 @@ class _AllRows(torch.autograd.Function):
         # Kept as long as the graph, so that the hook can recognise them.
         ctx.ids = torch.arange(gradient.shape[0], device=gradient.device).unsqueeze(0)
         if table.is_leaf:
-            _keep_coalesced(table, ctx.ids)
+            _coalesce_when_stored(table, ctx.ids)
         return torch.sparse_coo_tensor(ctx.ids, gradient, gradient.shape, check_invariants=False, is_coalesced=True)
 
 
-def _keep_coalesced(table: Tensor, ids: Tensor) -> None:
-    """Mark the gradient of a table as coalesced once more when autograd has stored it.
+def _coalesce_when_stored(table: Tensor, ids: Tensor) -> None:
+    """Coalesce the gradient of a table, in which every row has a value, when autograd has stored it.
 
-    Autograd forgets it, and the optimiser would sort the rows. The gradient is recognised by the memory of its ids.
+    Autograd forgets that it is coalesced, and adds another sparse gradient, as that of a tied embedding, by appending
+    its rows: the optimiser would sort all of them. A gradient without others is recognised by the memory of its ids.
     """
     known = weakref.ref(ids)
 
-    def mark(table: Tensor) -> None:
+    def coalesce(table: Tensor) -> None:
         handle.remove()
         gradient, ids = table.grad, known()
-        if ids is None or gradient is None or not gradient.is_sparse or gradient._nnz() != ids.shape[1]:
+        if ids is None or gradient is None or not gradient.is_sparse or gradient._nnz() < ids.shape[1]:
             return
         if gradient._indices().data_ptr() == ids.data_ptr():
             gradient._coalesced_(True)
+        elif gradient.is_cuda and gradient.dtype in (torch.float32, torch.float64) and not gradient.requires_grad:
+            # All rows are there, so their sums form the whole table. In half precision they would be too coarse; on
+            # the CPU the optimiser's kernel sums faster.
+            rows = torch.zeros_like(gradient._values()[: len(table)])
+            rows.index_add_(0, gradient._indices()[0], gradient._values())
+            table.grad = torch.sparse_coo_tensor(ids, rows, table.shape, check_invariants=False, is_coalesced=True)
 
-    handle = table.register_post_accumulate_grad_hook(mark)
+    handle = table.register_post_accumulate_grad_hook(coalesce)
 
 
 def replace_target_rows(ids: Tensor, target: Tensor) -> Callable[[Tensor, Tensor], Tensor]:

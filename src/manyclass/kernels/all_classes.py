@@ -7,12 +7,13 @@ computed again, runs are small.
 """
 
 import math
+from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from manyclass.kernels import cpu
+from manyclass.kernels import cpu, triton
 from manyclass.kernels.eager import at_least_float32, eager_cross_entropy
 
 RUN_SCORES = {"cpu": 1 << 21, "cuda": 1 << 25}  # of a run that is not kept, all examples together
@@ -101,7 +102,7 @@ class _Runs:
         size = max(MIN_RUN_CLASSES, RUN_SCORES[hidden.device.type] // max(1, self.batch))
         self.size = self.classes if keep else min(size, self.classes)
         self.starts = range(0, self.classes, self.size)
-        self.compiled = dtype == weight.dtype == self.wide and cpu.is_available(hidden, weight)
+        self.kernels = _kernels_for(hidden, weight) if dtype == weight.dtype == self.wide else None
         self.kept: tuple[Tensor, ...] | list[Tensor] = ()
         self._buffer: Tensor | None = None
 
@@ -126,11 +127,10 @@ class _Runs:
 
     def _exponentials(self, start: int, target_score: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return exp(s - shift) [B, n] of a run, shift [B] and log Σ exp s [B]; note the scores of its targets."""
-        if self.compiled:
+        if self.kernels is not None:
             u = self._products(start)
             shift, log_sum = u.new_empty(self.batch), u.new_empty(self.batch)
-            sums = {"log_sum": log_sum, "target_score": target_score}
-            cpu.exponentials_(u, start, **self._operands(start), shift=shift, **sums)
+            self._exponentials_(u, start, shift=shift, log_sum=log_sum, target_score=target_score)
             return u, shift, log_sum
         scores = self._scores(start)
         column, inside = self._columns(start, scores.shape[1])
@@ -193,15 +193,22 @@ class _Runs:
         return gradient.to(self.dtype), factor
 
     def _probabilities(self, start: int, log_z: Tensor) -> Tensor:
-        if self.compiled:
+        if self.kernels is not None:
             u = self._products(start)
-            cpu.exponentials_(u, start, **self._operands(start), shift=log_z)
+            self._exponentials_(u, start, shift=log_z)
             return u
         return self._scores(start).sub_(log_z.unsqueeze(1)).exp_()
 
-    def _operands(self, start: int) -> dict[str, Any]:
+    def _exponentials_(self, u: Tensor, start: int, **sums: Tensor) -> None:
+        """Turn the products of a run into exp(s - shift) in place, by a kernel."""
         bias = None if self.bias is None else self.bias[start : start + self.size]
-        return {"bias": bias, "target": self.target, "exclude": self.exclude}
+        if self.kernels is cpu:
+            cpu.exponentials_(u, start, bias=bias, target=self.target, exclude=self.exclude, **sums)
+            return
+        from manyclass.kernels.triton.exponentials import exponentials_
+
+        self._exclude_(u, start)
+        exponentials_(u, start, bias=bias, target=self.target, **sums)
 
     def _products(self, start: int) -> Tensor:
         """Return the products [B, n] of a run, in the memory of the run before."""
@@ -220,18 +227,28 @@ class _Runs:
             # The bias is added after a product in half precision: it need not be.
             scores = self.hidden @ rows
             scores = at_least_float32(scores) if bias is None else scores + bias
-        if self.exclude is not None:
-            columns = self.exclude - start
-            inside = (columns >= 0) & (columns < scores.shape[1])
-            # A minimum with inf changes nothing, so columns of other runs need no mask [B, n].
-            bound = torch.where(inside, -math.inf, math.inf).to(scores.dtype)
-            scores.scatter_reduce_(1, columns.clamp(0, scores.shape[1] - 1), bound, "amin")
+        self._exclude_(scores, start)
         return scores
+
+    def _exclude_(self, scores: Tensor, start: int) -> None:
+        """Set the scores [B, n] of a run to -inf where an example excludes the class."""
+        if self.exclude is None:
+            return
+        columns = self.exclude - start
+        inside = (columns >= 0) & (columns < scores.shape[1])
+        # A minimum with inf changes nothing, so columns of other runs need no mask [B, n].
+        bound = torch.where(inside, -math.inf, math.inf).to(scores.dtype)
+        scores.scatter_reduce_(1, columns.clamp(0, scores.shape[1] - 1), bound, "amin")
 
     def _columns(self, start: int, n: int) -> tuple[Tensor, Tensor]:
         """Return the columns [B] of the targets, in [0, n), and a mask [B] of those that are in this run."""
         column = self.target - start
         return column.clamp(0, n - 1), (column >= 0) & (column < n)
+
+
+def _kernels_for(*tensors: Tensor) -> ModuleType | None:
+    """Return the room of kernels that can work on these tensors; None if there is none."""
+    return next((room for room in (cpu, triton) if room.is_available(*tensors)), None)
 
 
 def product_dtype(hidden: Tensor) -> torch.dtype:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from manyclass._context import isolated
-from manyclass.kernels import cpu
+from manyclass.kernels import cpu, triton
 
 MAX_SCORES = 1 << 24  # at once
 
@@ -26,17 +26,31 @@ def _multiplies_bfloat16() -> bool:
     return supported is not None and bool(supported())
 
 
-def largest_log_p(query: Tensor, rows: Tensor, bias: Tensor | None, nearest: int) -> tuple[Tensor, Tensor]:
-    """Return max_n log p̂_n(c), float32 [C], and the classes of the largest ŝ of each example, int64 [N, nearest].
+def largest_log_p(
+    query: Tensor, rows: Tensor, bias: Tensor | None, nearest: int, group_size: int
+) -> tuple[Tensor, Tensor]:
+    """Return max_n log p̂_n(c), float32 [G, C], and the classes of the largest ŝ of each example, int64 [N, nearest].
 
-    p̂ = exp ŝ / Σ exp ŝ with ŝ = query · rowᵀ + bias. Each example leaves its own nearest classes out of the maximum.
+    p̂ = exp ŝ / Σ exp ŝ with ŝ = query · rowᵀ + bias. The maximum is over the examples n of a group, each of which
+    leaves its own nearest classes out of it.
 
     Args:
-        query: [N, r], the examples of one group.
+        query: [N, r]; each run of `group_size` examples is a group, and what is left is the last one.
         rows: [C, r], of the dtype of `query`.
         bias: float32 [C], or None. A class of bias -inf is never among the nearest; -1 takes its place.
         nearest: the number of nearest classes.
+        group_size: the number of examples of a group.
     """
+    if nearest == 0 and triton.is_available(query, rows):
+        from manyclass.kernels.triton import scan
+
+        none = torch.empty(len(query), 0, dtype=torch.int64, device=query.device)
+        return scan.largest_log_p(query, rows, bias, group_size), none
+    groups = [_largest_of_group(group, rows, bias, nearest) for group in query.split(group_size)]
+    return torch.stack([log_p for log_p, _ in groups]), torch.cat([ids for _, ids in groups])
+
+
+def _largest_of_group(query: Tensor, rows: Tensor, bias: Tensor | None, nearest: int) -> tuple[Tensor, Tensor]:
     largest = torch.full((len(rows),), -math.inf, device=rows.device)
     ids = []
     # Parts of the examples, since all scores at once may take too much memory.

@@ -275,13 +275,12 @@ class Tailored(nn.Module):
         rows = self.sketch.project(directions(weight, self.similarity, scaled=False), dtype)
         query = self.sketch.project(directions(hidden.detach(), self.similarity), dtype)
         size = -(-len(hidden) // groups)
-        parts = [largest_log_p(part, rows, bias, self.nearest) for part in query.split(size)]
-        # NaN in hidden or class vectors is for the loss to report: such a group draws by frequency.
-        likelihood = torch.stack([log_p for log_p, _ in parts]).double().exp_().nan_to_num_(nan=0.0, posinf=0.0)
+        log_p, nearest = largest_log_p(query, rows, bias, self.nearest, size)
+        # NaN in hidden or class vectors is for the loss to report: if it is everywhere, a group draws by frequency.
+        likelihood = log_p.double().exp_().nan_to_num_(nan=0.0, posinf=0.0)
         total = likelihood.sum(1, keepdim=True)
         likelihood.mul_((1 - self.mix) / torch.where(total > 0, total, 1.0))
-        nearest = torch.cat([ids for _, ids in parts]) if self.nearest else None
-        return likelihood.add_(self.frequency, alpha=self.mix), nearest
+        return likelihood.add_(self.frequency, alpha=self.mix), nearest if self.nearest else None
 
     def _vectors(self) -> tuple[Tensor, Tensor | None] | None:
         """Return class vectors and biases, -inf for the classes that are left out; None if there are none."""
