@@ -23,7 +23,7 @@ def public_classes(module):
 
 def test_every_sampler_is_in_the_table():
     made = {type(make(torch.ones(6), 2, None)).__name__ for make in tables.SAMPLERS.values()}
-    parts = {"Costs", "ErrorProbe", "Observation"}
+    parts = {"Costs", "ErrorProbe", "Observation", "StepClock"}
     assert public_classes(samplers) - parts == made
 
 

@@ -10,7 +10,7 @@ import torch
 from manyclass import ClassCounts, ClassHead, ScorerHead
 from manyclass.candidates import Candidates
 from manyclass.kernels import EXACT_WAYS
-from manyclass.samplers import Automatic, Costs, Exhaustive, Learned, Observation, Tailored
+from manyclass.samplers import Automatic, Costs, Exhaustive, Learned, Observation, StepClock, Tailored
 
 C = 20_000
 
@@ -47,6 +47,10 @@ class Steps:
         self.timed.append("exact")
         return "closed_form", self.costs.exact
 
+    @property
+    def clock(self):
+        return StepClock(torch.device("cpu"), self.seconds, self.exact)
+
     def run(self, probes):
         """Take steps, each with a probe."""
         for _ in range(probes):
@@ -59,9 +63,7 @@ class Steps:
             self.sampler.probe.record(self.error(self.sampler.live) ** 2, interval=1)
             k = candidates.blocks[0].ids.shape[1]
             self.sampler.observe(
-                Observation(
-                    candidates, torch.randn(1, 3), lambda k=k: torch.rand(k) / k, self.trial, self.seconds, self.exact
-                )
+                Observation(candidates, torch.randn(1, 3), lambda k=k: torch.rand(k) / k, self.trial, self.clock)
             )
         self.sampler.advance()
         return self.sampler
@@ -391,3 +393,24 @@ def test_designs_are_the_three_samplers():
     sampler = Automatic(torch.ones(C))
     kinds = [type(part) for part in (sampler.exact, sampler.shared, sampler.tailored)]
     assert kinds == [Exhaustive, Learned, Tailored]
+
+
+@pytest.mark.parametrize("given", [False, True], ids=["measured", "given costs"])
+def test_where_all_classes_are_cheapest_a_training_is_the_exact_one_from_its_first_step(monkeypatch, given):
+    monkeypatch.setattr("manyclass.heads._learning.exact_seconds", lambda head, examples: ("closed_form", 1.0))
+    monkeypatch.setattr("manyclass.heads._learning.step_seconds", lambda head, examples, draw: 2.0)
+    samplers = (Automatic(torch.ones(2000), costs=seconds(exact=1.0) if given else None), Exhaustive(2000))
+    weights = []
+    for sampler in samplers:
+        torch.manual_seed(0)
+        head = ClassHead(8, 2000, counts=torch.ones(2000), sampler=sampler)
+        optimizer = torch.optim.Adagrad(head.parameters(), 0.2)
+        for step in range(3):
+            generator = torch.Generator().manual_seed(step)
+            hidden, target = torch.randn(16, 8, generator=generator), torch.randint(2000, (16,), generator=generator)
+            optimizer.zero_grad()
+            head(hidden, target).backward()
+            optimizer.step()
+        weights.append(head.weight.detach())
+    assert torch.equal(*weights)
+    assert [line.partition(":")[0] for line in samplers[0].decisions] == ["step 1"]

@@ -16,6 +16,7 @@ from manyclass._handle import Handle, owner_of
 from manyclass.candidates import Block, Candidates
 from manyclass.heads._probe import (
     ProbedHead,
+    estimates_log_z,
     exact_seconds,
     is_scorer,
     losses_over,
@@ -27,7 +28,7 @@ from manyclass.heads._probe import (
 )
 from manyclass.heads.examples import Examples
 from manyclass.objectives import Objective
-from manyclass.samplers import ErrorProbe, Observation, Sampler, deciding_part, draw_including
+from manyclass.samplers import ErrorProbe, Observation, Sampler, StepClock, deciding_part, draw_including
 
 # On the CPU: a CUDA graph, which would replay the kernels without the Python, is then not made.
 _clock = torch.zeros((), dtype=torch.int64, device="cpu")
@@ -101,14 +102,22 @@ def _attach_current(head: LearningHead) -> None:
     )
 
 
-def advance(head: LearningHead) -> None:
-    """Let the sampler count a training step, before its draw."""
+def advance(head: LearningHead, examples: Examples | None = None) -> None:
+    """Let the sampler count a training step, before its draw.
+
+    Args:
+        head: has the sampler.
+        examples: the batch, from which the sampler may measure times before it draws; None: it measures none.
+    """
     if torch.compiler.is_compiling():
         advance_sampler(_clock, head.handle.number)
     # Ranks may accumulate over different numbers of passes, so only the pass that exchanges gradients is a step.
     elif not _ranks.accumulates():
         _attach_current(head)
         head.sampler.advance()
+        # An objective without Z̃ has no error to decide by.
+        if examples is not None and estimates_log_z(head.objective) and (part := deciding_part(head.sampler)):
+            part.begin(_step_clock(head, examples))
 
 
 def probe_of(head: LearningHead) -> ErrorProbe:
@@ -211,28 +220,33 @@ def _(*arguments: object) -> None:
 def _observation(
     head: LearningHead, examples: Examples, candidates: Candidates, loss: Tensor, probability: Callable[[], Tensor]
 ) -> Observation:
-    device = examples.target.device
-
-    # A separate generator, and the global RNG state forked: a training must not depend on what is measured in it.
-    def draw(sampler: Sampler, seed: int) -> Candidates:
-        generator = torch.Generator(device).manual_seed(seed)
-        return draw_candidates(head, examples, head.objective, generator, attached=True, sampler=sampler)
-
     @torch.no_grad()
     def trial(sampler: Sampler, seed: int) -> float:
-        with fork_rng(device), steady_scores(head):
-            tried = losses_over(head, examples, draw(sampler, seed))
+        with fork_rng(examples.target.device), steady_scores(head):
+            tried = losses_over(head, examples, _measured_draw(head, examples, sampler, seed))
             if candidates.is_exhaustive and not is_scorer(head):
                 # The step's own losses are exact, so all examples can be compared without scoring all classes again.
                 return mean_over_valid((tried.double() - loss.double()).square(), examples.valid)
             return mean_square_error(head, examples, tried, seed)
 
+    return Observation(candidates, examples.hidden.detach(), probability, trial, _step_clock(head, examples))
+
+
+def _step_clock(head: LearningHead, examples: Examples) -> StepClock:
+    device = examples.target.device
+
     def seconds(sampler: Sampler) -> float:
         with fork_rng(device):
-            return step_seconds(head, examples, lambda: draw(sampler, 0))
+            return step_seconds(head, examples, lambda: _measured_draw(head, examples, sampler, 0))
 
     def exact() -> tuple[str | None, float]:
         with fork_rng(device):
             return exact_seconds(head, examples)
 
-    return Observation(candidates, examples.hidden.detach(), probability, trial, seconds, exact)
+    return StepClock(device, seconds, exact)
+
+
+def _measured_draw(head: LearningHead, examples: Examples, sampler: Sampler, seed: int) -> Candidates:
+    """Draw for a measurement, on which the training must not depend: with a separate generator."""
+    generator = torch.Generator(examples.target.device).manual_seed(seed)
+    return draw_candidates(head, examples, head.objective, generator, attached=True, sampler=sampler)

@@ -175,7 +175,7 @@ def _losses(head: SampledHead, examples: Examples, generator: torch.Generator | 
     # A transform of torch.func is not a step of training.
     trains = head.training and torch.is_grad_enabled() and not is_functional() and not (recomputed and checkpointed)
     if trains and not recomputed:
-        advance(head)
+        advance(head, examples)
     candidates = draw_candidates(head, examples, objective, generator, attached=trains and not recomputed)
     loss, slot_weights = _fused(head, examples, candidates) or _eager(head, examples, candidates)
     if trains and recomputed:

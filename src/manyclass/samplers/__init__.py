@@ -4,6 +4,7 @@ from manyclass.samplers._sampler import AdjustableSampler as AdjustableSampler
 from manyclass.samplers._sampler import DecidingSampler as DecidingSampler
 from manyclass.samplers._sampler import Observation as Observation
 from manyclass.samplers._sampler import Sampler as Sampler
+from manyclass.samplers._sampler import StepClock as StepClock
 from manyclass.samplers._sampler import SubsetSampler as SubsetSampler
 from manyclass.samplers._sampler import check_life_cycle as check_life_cycle
 from manyclass.samplers._sampler import deciding_part as deciding_part

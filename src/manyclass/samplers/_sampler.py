@@ -14,6 +14,23 @@ from manyclass.samplers.error_probe import ErrorProbe
 
 
 @dataclass(frozen=True)
+class StepClock:
+    """The times that a training step would take with other samplers, measured when they are asked for.
+
+    Args:
+        device: the device of the step.
+        seconds: returns the time of the loss and its gradients in this step with a sampler; NaN if the parameters are
+            divided among processes, so that one alone cannot tell.
+        exact: returns the fastest way to the exact loss in this step, and the seconds of it, of its gradients and of
+            the update of all rows that it touches; NaN as above.
+    """
+
+    device: torch.device
+    seconds: "Callable[[Sampler], float]"
+    exact: Callable[[], tuple[str | None, float]]
+
+
+@dataclass(frozen=True)
 class Observation:
     """The outcome of a training step, as a head shows it to its sampler.
 
@@ -27,18 +44,14 @@ class Observation:
         trial: returns the mean square of log Z̃ - log Z that another sampler would have in this step, on a few of its
             examples, or on all if the step scored all classes, from a draw with a separate generator of the given
             seed; NaN if all of them are ignored.
-        seconds: returns the time of the loss and its gradients in this step with another sampler; NaN if the
-            parameters are divided among processes, so that one alone cannot tell.
-        exact: returns the fastest way to the exact loss in this step, and the seconds of it, of its gradients and of
-            the update of all rows that it touches; NaN as above.
+        clock: measures the times of this step.
     """
 
     candidates: Candidates
     hidden: Tensor
     probability: Callable[[], Tensor]
     trial: "Callable[[Sampler, int], float]"
-    seconds: "Callable[[Sampler], float]"
-    exact: Callable[[], tuple[str | None, float]]
+    clock: StepClock
 
 
 class Sampler(Protocol):
@@ -169,6 +182,10 @@ class DecidingSampler(Sampler, Protocol):
     @property
     def decisions(self) -> list[str]:
         """A sentence for each decision so far: what was measured, what was chosen."""
+        ...
+
+    def begin(self, clock: StepClock) -> None:
+        """Decide before the draw of a training step what can be decided by times alone."""
         ...
 
 

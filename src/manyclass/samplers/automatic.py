@@ -14,7 +14,7 @@ from manyclass._plain_state import load_state, move_state, save_state, saved_vec
 from manyclass.candidates import Candidates
 from manyclass.counts import ClassCounts
 from manyclass.kernels import EXACT_WAYS
-from manyclass.samplers._sampler import Observation, checked_draw
+from manyclass.samplers._sampler import Observation, StepClock, checked_draw
 from manyclass.samplers.budget import TOO_HIGH, TOO_LOW
 from manyclass.samplers.costs import EXACT, SHARED, TAILORED, Costs, checked_costs, milliseconds
 from manyclass.samplers.error_probe import POOLED_PROBES, STATE_LENGTH, WARNED_ERROR, ErrorProbe
@@ -40,13 +40,12 @@ class Automatic(nn.Module):
     """A choice, made and reviewed in training, among three designs: the cheapest with a small error of log Z̃.
 
     The designs are exact (`Exhaustive`), shared (`Learned`: one set of probabilities for all batches) and tailored
-    (`Tailored`: probabilities made for each batch). The first training step measures the time of each. It starts with
-    the shared design, or with the exact one if that is cheaper. When the error over eight probes is above 4/3 of
-    `rmse_log_z`, or over two probes above 8/3 of it, it doubles k, or takes the cheapest design that is accurate
-    enough; below 7/15 of it, it halves k or takes a cheaper design. Each rise doubles the number of probes that a fall
-    awaits: the error has heavy tails, and k would go up and down for ever. Each decision is logged and kept in
-    `decisions`.
-    The error is never looked at with an objective that has no Z̃.
+    (`Tailored`: probabilities made for each batch). The first training step measures the time of each before it draws.
+    It starts with the shared design, or with the exact one if that is cheaper. When the error over eight probes is
+    above 4/3 of `rmse_log_z`, or over two probes above 8/3 of it, it doubles k, or takes the cheapest design that is
+    accurate enough; below 7/15 of it, it halves k or takes a cheaper design. Each rise doubles the number of probes
+    that a fall awaits: the error has heavy tails, and k would go up and down for ever. Each decision is logged and kept
+    in `decisions`. The error is never looked at with an objective that has no Z̃.
 
     Args:
         counts: ClassCounts, or C positive counts; more classes than `least`.
@@ -139,6 +138,9 @@ class Automatic(nn.Module):
 
     def attach(self, weight: Tensor, bias: Tensor | None = None) -> None:
         """Attach class vectors to the designs that use them."""
+        if self.design == EXACT and self._exact_is_cheapest():
+            # No design draws any more, and a head attaches at each step.
+            return
         self.shared.attach(weight, bias)
         self.tailored.attach(weight, bias)
 
@@ -155,18 +157,29 @@ class Automatic(nn.Module):
             self.probe.restart_pool()
         self.live.advance()
 
+    def begin(self, clock: StepClock) -> None:
+        """Measure the times before the first draw: where all classes are cheapest, no step draws any.
+
+        Adagrad moves a row that it has never updated by its whole learning rate. If only the classes of a draw moved
+        so in the first step, and all others in the second, they would differ for the rest of the training.
+        """
+        if math.isnan(self.costs.exact):
+            self._measure(clock)
+        if self.design != EXACT and self._next is None and self._exact_is_cheapest():
+            self._take_exact(self.probe.steps + 1)
+            self.design, self._next = EXACT, None
+
     def observe(self, observation: Observation) -> None:
-        """Let the designs learn, measure their times in the first step, and look at the pooled error."""
+        """Let the designs learn, and look at the pooled error."""
         # A compiled graph takes up a design one step later: until then it may show a draw of all classes.
         if self.live.learns and not observation.candidates.is_exhaustive:
             self.live.observe(observation)
         if math.isnan(self.costs.exact):
-            self._measure(observation)
+            # A compiled graph cannot measure before its first draw.
+            self._measure(observation.clock)
         if self._exact_is_cheapest():
             if self.design != EXACT and self._next is None:
-                exact, shared = milliseconds(self.costs.exact), milliseconds(self.costs.shared)
-                reason = f"a step takes {exact} with all classes, {shared} with {self.least:,} drawn ones"
-                self._take(EXACT, self.num_classes, reason)
+                self._take_exact(self.probe.steps)
         elif self._review_is_due():
             self._probes_at_review = self.probe.number
             self._review(observation)
@@ -259,47 +272,54 @@ class Automatic(nn.Module):
             sampler.learn(observation)
             sampler.renew_sketch()
         if math.isnan(getattr(self.costs, design)):
-            self._measure_one(design, observation)
+            self._measure_one(design, observation.clock)
         squares = [observation.trial(sampler, self.probe.steps + i) for i in range(TRIALS)]
         square = _ranks.mean_over_ranks(math.fsum(square / TRIALS for square in squares), observation.hidden.device)
         return math.sqrt(square) if square >= 0 else math.inf
 
-    def _measure(self, observation: Observation) -> None:
+    def _measure(self, clock: StepClock) -> None:
         """Measure what exact and shared steps take; the tailored design is measured when it is first tried."""
         more = min(4 * self.least, self.num_classes)
-        way, seconds = observation.exact()
-        exact = self._agreed(seconds, self.num_classes, observation)
-        self.exact.way = _way_of_first_rank(way, observation.hidden.device)
+        way, seconds = clock.exact()
+        exact = self._agreed(seconds, self.num_classes, clock)
+        self.exact.way = _way_of_first_rank(way, clock.device)
         # A copy: a training that is given these costs, and measures nothing, must draw the same.
         self.shared.order_if_stale()
         measured = copy.copy(self.shared)
         measured.schedule = copy.copy(measured.schedule)
         measured.set_k(self.least)
-        shared = self._agreed(observation.seconds(measured), self.least, observation)
+        shared = self._agreed(clock.seconds(measured), self.least, clock)
         measured.set_k(more)
-        larger = self._agreed(observation.seconds(measured), more, observation)
+        larger = self._agreed(clock.seconds(measured), more, clock)
         per_class = max(0.0, larger - shared) / max(1, more - self.least)
         self.costs = Costs(exact, shared, math.nan, per_class)
         # A sampler that was resized may have reached it already.
         if self.design == TAILORED:
-            self._measure_one(TAILORED, observation)
+            self._measure_one(TAILORED, clock)
 
-    def _measure_one(self, design: str, observation: Observation) -> None:
+    def _measure_one(self, design: str, clock: StepClock) -> None:
         sampler: Learned | Tailored = getattr(self, design)
         # A sketch scans all classes, at about an eighth of a score for each.
         classes = sampler.k + (self.num_classes / 8 if design == TAILORED else 0)
-        seconds = self._agreed(observation.seconds(sampler), classes, observation)
+        seconds = self._agreed(clock.seconds(sampler), classes, clock)
         seconds += self.costs.per_class * (self.least - sampler.k)
         self.costs = replace(self.costs, **{design: max(0.0, seconds)})
 
-    def _agreed(self, seconds: float, classes: float, observation: Observation) -> float:
-        """Return the mean of the seconds that ranks have measured, or without a clock the number of classes scored."""
-        seconds = _ranks.mean_over_ranks(seconds, observation.hidden.device)
+    def _agreed(self, seconds: float, classes: float, clock: StepClock) -> float:
+        """Return the mean of the seconds that ranks have measured, or without any the number of classes scored."""
+        seconds = _ranks.mean_over_ranks(seconds, clock.device)
         return float(classes) if math.isnan(seconds) else seconds
 
-    def _take(self, design: str, k: int, reason: str) -> None:
+    def _take_exact(self, step: int) -> None:
+        """Take the exact design because of the times that were measured in a step."""
+        exact, shared = milliseconds(self.costs.exact), milliseconds(self.costs.shared)
+        reason = f"a step takes {exact} with all classes, {shared} with {self.least:,} drawn ones"
+        self._take(EXACT, self.num_classes, reason, step=step)
+
+    def _take(self, design: str, k: int, reason: str, *, step: int | None = None) -> None:
         self._next = (design, k)
-        line = f"step {self.probe.steps:,}: {reason}; from now on {_design_text(design, k)}"
+        step = self.probe.steps if step is None else step
+        line = f"step {step:,}: {reason}; from now on {_design_text(design, k)}"
         self.decisions.append(line)
         log.info(line)
 

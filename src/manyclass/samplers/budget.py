@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from manyclass import _check, defaults
 from manyclass._plain_state import load_state, move_state, save_state, saved_vector
 from manyclass.candidates import Candidates
-from manyclass.samplers._sampler import AdjustableSampler, Observation, checked_draw
+from manyclass.samplers._sampler import AdjustableSampler, Observation, StepClock, checked_draw
 from manyclass.samplers.error_probe import POOLED_PROBES, STATE_LENGTH, ErrorProbe
 
 log = logging.getLogger("manyclass")
@@ -98,6 +98,9 @@ class Budget(nn.Module):
         if self.probe.pooled == POOLED_PROBES:
             self._adjust()
         self.sampler.advance()
+
+    def begin(self, clock: StepClock) -> None:
+        """Do nothing: it decides by the error alone."""
 
     def observe(self, observation: Observation) -> None:
         """Let the inner sampler learn; the head has recorded the error in `probe`."""
