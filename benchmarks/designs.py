@@ -252,7 +252,7 @@ def append(path: Path, row: Row) -> None:
     """Append a row to the CSV file."""
     new = not path.exists()
     with path.open("a", newline="") as file:
-        writer = csv.DictWriter(file, list(row))
+        writer = csv.DictWriter(file, list(row), lineterminator="\n")
         if new:
             writer.writeheader()
         writer.writerow(row)

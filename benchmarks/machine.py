@@ -89,6 +89,6 @@ def quantiles(times: list[float]) -> tuple[float, float, float]:
 def write_csv(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
     """Write rows under the columns of the first one."""
     with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]))
+        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)

@@ -215,3 +215,15 @@ def test_the_gradient_of_all_classes_and_a_tied_embedding_is_coalesced_without_a
     sparse, dense = (table.weight.grad for table in tables)
     assert sparse.is_coalesced()
     torch.testing.assert_close(sparse.values(), dense, rtol=1e-4, atol=1e-6)
+
+
+def test_a_gradient_without_all_rows_is_not_filled_with_zeros():
+    """torch.autograd.grad stores no gradient, and leaves the next one alone."""
+    table = nn.Embedding(C, D, sparse=True).cuda()
+    head = ClassHead.tied(table, sampler=Exhaustive(C)).cuda()
+    target = torch.randint(0, C, (B,), device="cuda")
+    loss = head(torch.randn(B, D, device="cuda"), target)
+    torch.autograd.grad(loss, table.weight, retain_graph=True)
+    table(torch.randint(0, 3, (2 * C,), device="cuda")).sum().backward()
+    assert len(table.weight.grad.coalesce().values()) == 3
+    assert loss.isfinite()

@@ -4,10 +4,11 @@ import contextlib
 
 import pytest
 import torch
+from torch.nn.utils.parametrizations import weight_norm
 from torch.utils.checkpoint import checkpoint
 
 from manyclass import ClassHead, diagnose
-from manyclass.samplers import Systematic, WithExplicit
+from manyclass.samplers import Automatic, Learned, Systematic, WithExplicit
 from tests.uses.table import (
     CHANGING,
     EVERY,
@@ -318,3 +319,16 @@ def test_ids_without_values_are_refused():
         WithExplicit(Systematic(torch.ones(C), K), torch.arange(9))
     with torch.device("meta"), pytest.raises(ValueError, match="`order` must have values, got a tensor on the meta"):
         Systematic(torch.ones(C), K, order=torch.arange(C))
+
+
+@pytest.mark.parametrize("sampler", ["automatic", "learned"])
+def test_a_checkpointed_head_with_a_parametrised_weight_trains(sampler):
+    """Measurements of a step save nothing for its backward pass, which the recomputation would lack."""
+    counts = torch.ones(2000)
+    made = Automatic(counts, every=2) if sampler == "automatic" else Learned(counts, 100, order="cluster")
+    head = weight_norm(ClassHead(8, 2000, sampler=made))
+    for step in range(6):
+        torch.manual_seed(step)
+        hidden, target = torch.randn(16, 8, requires_grad=True), torch.randint(2000, (16,))
+        checkpoint(lambda x, target=target: head(x, target), hidden, use_reentrant=False).backward()
+    assert head.parametrizations.weight.original1.grad.isfinite().all()

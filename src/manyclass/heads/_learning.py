@@ -117,7 +117,10 @@ def advance(head: LearningHead, examples: Examples | None = None) -> None:
         head.sampler.advance()
         # An objective without Z̃ has no error to decide by.
         if examples is not None and estimates_log_z(head.objective) and (part := deciding_part(head.sampler)):
-            part.begin(_step_clock(head, examples))
+            # A table that is computed, such as a parametrised one, must save nothing for a backward pass: a checkpoint
+            # would miss it in the recomputation. Measurements enable gradients where they need them.
+            with torch.no_grad():
+                part.begin(_step_clock(head, examples))
 
 
 def probe_of(head: LearningHead) -> ErrorProbe:
@@ -140,9 +143,10 @@ def observe(
     """
     if not torch.compiler.is_compiling():
         if not _ranks.accumulates():
-            probe_step(head, [probe_of(head), *head.extra_probes], examples, candidates, loss)
-            if head.sampler.learns:
-                head.sampler.observe(_observation(head, examples, candidates, loss, probability))
+            with torch.no_grad():
+                probe_step(head, [probe_of(head), *head.extra_probes], examples, candidates, loss)
+                if head.sampler.learns:
+                    head.sampler.observe(_observation(head, examples, candidates, loss, probability))
         return
     nothing, kind = candidates.excluded.new_empty(0), loss.device.type
     show_sampler(

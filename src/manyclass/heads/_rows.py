@@ -105,10 +105,13 @@ def _coalesce_when_stored(table: Tensor, ids: Tensor) -> None:
     Autograd forgets that it is coalesced, and adds another sparse gradient, as that of a tied embedding, by appending
     its rows: the optimiser would sort all of them. A gradient without others is recognised by the memory of its ids.
     """
-    known = weakref.ref(ids)
+    known, backward = weakref.ref(ids), torch._C._current_graph_task_id()
 
     def coalesce(table: Tensor) -> None:
         handle.remove()
+        if torch._C._current_graph_task_id() != backward:
+            # torch.autograd.grad stores nothing, so this is the gradient of a later pass, in which rows may be missing.
+            return
         gradient, ids = table.grad, known()
         if ids is None or gradient is None or not gradient.is_sparse or gradient._nnz() < ids.shape[1]:
             return

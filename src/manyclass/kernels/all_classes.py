@@ -247,7 +247,7 @@ class _Runs:
 
 
 def _kernels_for(*tensors: Tensor) -> ModuleType | None:
-    """Return the room of kernels that can work on these tensors; None if there is none."""
+    """Return the package of kernels that can work on these tensors; None if there is none."""
     return next((room for room in (cpu, triton) if room.is_available(*tensors)), None)
 
 

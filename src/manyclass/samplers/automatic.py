@@ -40,7 +40,8 @@ class Automatic(nn.Module):
     """A choice, made and reviewed in training, among three designs: the cheapest with a small error of log Z̃.
 
     The designs are exact (`Exhaustive`), shared (`Learned`: one set of probabilities for all batches) and tailored
-    (`Tailored`: probabilities made for each batch). The first training step measures the time of each before it draws.
+    (`Tailored`: probabilities made for each batch). The first training step measures the time of each before it draws,
+    but for compiled code, reentrant checkpoints and passes under `no_sync()`, which draw until the first measurement.
     It starts with the shared design, or with the exact one if that is cheaper. When the error over eight probes is
     above 4/3 of `rmse_log_z`, or over two probes above 8/3 of it, it doubles k, or takes the cheapest design that is
     accurate enough; below 7/15 of it, it halves k or takes a cheaper design. Each rise doubles the number of probes
@@ -138,9 +139,6 @@ class Automatic(nn.Module):
 
     def attach(self, weight: Tensor, bias: Tensor | None = None) -> None:
         """Attach class vectors to the designs that use them."""
-        if self.design == EXACT and self._exact_is_cheapest():
-            # No design draws any more, and a head attaches at each step.
-            return
         self.shared.attach(weight, bias)
         self.tailored.attach(weight, bias)
 

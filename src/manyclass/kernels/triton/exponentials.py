@@ -34,7 +34,7 @@ def exponentials_(
         target_score: out [B], written where the target is one of these classes; given if `log_sum` is.
     """
     batch, n = scores.shape
-    # A device function: the current device need not be the one of the tensors.
+    # Triton launches on the current device, which need not be that of the tensors.
     with torch.cuda.device_of(scores):
         _exponentials[(batch,)](
             scores,

@@ -42,7 +42,8 @@ def largest_log_p(query: Tensor, rows: Tensor, bias: Tensor | None, group_size: 
     with torch.cuda.device_of(rows):
         _log_sums[(tiles, parts)](*operands, sums, part, HAS_BIAS=bias is not None, **sizes)
         log_z = sums.logsumexp(0)
-        grid = (triton.cdiv(classes, CLASSES), groups)
+        # One axis: the second may have 65,535 programs at most.
+        grid = (triton.cdiv(classes, CLASSES) * groups,)
         _largest[grid](*operands, log_z, largest, group_size, HAS_BIAS=bias is not None, **sizes)
     return largest
 
@@ -131,8 +132,10 @@ def _largest(  # type: ignore[no-untyped-def]
     RANK: tl.constexpr,  # noqa: N803
 ) -> Any:
     """Write the largest log p̂ of one tile of classes over the examples of one group."""
-    column = tl.program_id(0) * CLASSES + tl.arange(0, CLASSES)
-    start = tl.program_id(1) * group_size
+    tiles = tl.cdiv(classes, CLASSES)
+    group = tl.program_id(0) // tiles
+    column = (tl.program_id(0) % tiles) * CLASSES + tl.arange(0, CLASSES)
+    start = group * group_size
     end = min(start + group_size, examples)
     found = tl.full([CLASSES], float("-inf"), tl.float32)
     for first in range(start, end, EXAMPLES):
@@ -145,5 +148,5 @@ def _largest(  # type: ignore[no-untyped-def]
         found = tl.maximum(found, tl.max(scores, 0))
     if HAS_BIAS:
         found += tl.load(bias + column, mask=column < classes, other=0.0)
-    place = tl.program_id(1).to(tl.int64) * classes + column
+    place = group.to(tl.int64) * classes + column
     tl.store(largest + place, found, mask=column < classes)
