@@ -46,6 +46,12 @@ def all_kernels(request, monkeypatch):
 
 
 @pytest.fixture
+def interpreted(monkeypatch):
+    """Run a test with the kernels of GPUs alone."""
+    use("triton", monkeypatch)
+
+
+@pytest.fixture
 def runs_of_256_classes(monkeypatch):
     """Let what is not kept of an exact loss go through runs of 256 classes."""
     monkeypatch.setattr(all_classes, "RUN_SCORES", {"cpu": 1, "cuda": 1})

@@ -19,6 +19,7 @@ from manyclass.kernels import (
     exact_cross_entropy,
     fastest_way,
     has_closed_form,
+    triton,
 )
 
 
@@ -29,6 +30,7 @@ class LinearHead(ProbedHead, Protocol):
     bias: nn.Parameter | None
     sparse: bool
     update: str
+    impl: str
 
     @property
     def _similarity(self) -> Similarity: ...
@@ -47,14 +49,35 @@ def fused_loss(self: LinearHead, examples: Examples, candidates: Candidates) -> 
         # torch.compile cannot pass a sparse gradient through a graph.
         sparse = self.sparse and not is_sharded(self.weight)
         if not (sparse and torch.compiler.is_compiling()):
-            return _cross_entropy(self, examples, candidates.way, sparse=sparse), None
+            way = "eager" if self.impl == "eager" else candidates.way
+            return _cross_entropy(self, examples, way, sparse=sparse), None
     # Kernels read the memory of tensors, which a graph that is being compiled does not have.
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or self.impl == "eager":
         return None
     draw = LinearDraw(
         examples.hidden, self.weight, self.bias, examples.target, candidates, self._similarity, self.sparse
     )
+    if self.impl == "triton":
+        return _triton_loss(form, draw)
     return closed_form_loss(form, draw) if has_closed_form(form, draw) else None
+
+
+def _triton_loss(form: Form, draw: LinearDraw) -> tuple[Tensor, Tensor | None] | None:
+    """Return losses [B] and, if known, ∂loss/∂s [B, K] from Triton's kernels; None if they do not support the draw.
+
+    Raises:
+        ValueError: they cannot run on the device.
+    """
+    # Values of torch.func and subclasses of tensors go through torch's operators.
+    if is_transformed() or is_sharded(draw.weight):
+        return None
+    if not triton.is_available(draw.hidden.detach()):
+        raise ValueError(
+            f"`impl` must be 'auto' or 'eager' on {draw.hidden.device}, where Triton's kernels cannot run, got 'triton'"
+        )
+    from manyclass.kernels.triton import closed_form
+
+    return closed_form.closed_form_loss(form, draw)
 
 
 def exact_losses(self: LinearHead, examples: Examples) -> Tensor | None:

@@ -45,6 +45,9 @@ class ClassHead(nn.Module):
         scale: the factor of the cosine.
         update: the rows that learn: "scored", all that a step scores, or "observed", only the classes of its targets.
         sparse: whether the gradients of weight and bias are row-sparse.
+        impl: the implementation of the loss: "eager" by torch's operators; "triton" by kernels on a GPU, for objectives
+            of one of the two forms; "auto" by compiled kernels on the CPU, and on a GPU by kernels for the loss over
+            all classes and by torch's operators for a draw. torch.compile traces torch's operators.
         weight: a parameter [C, D] to share instead of a new one.
         device, dtype: device and dtype of the parameters.
 
@@ -77,6 +80,7 @@ class ClassHead(nn.Module):
         scale: float = 16.0,
         update: str = "scored",
         sparse: bool = False,
+        impl: str = "auto",
         weight: nn.Parameter | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
@@ -86,9 +90,11 @@ class ClassHead(nn.Module):
         _check.integer("num_classes", num_classes, 1)
         _check.choice("similarity", similarity, ("dot", "cosine"))
         _check.choice("update", update, ("scored", "observed"))
+        _check.choice("impl", impl, ("auto", "eager", "triton"))
         self.similarity = similarity
         self.scale = _check.number("scale", scale, low=0, strict=True)
         self.update = update
+        self.impl = impl
         self.sparse = sparse
         self._shares_weight = weight is not None
         if weight is None:

@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from manyclass import _check
+from manyclass.optim._kernels import OPTIONS
 from manyclass.optim._rows import wide_dtype
 
 Update = Callable[[Tensor, dict[str, Any]], None]
@@ -59,7 +60,7 @@ def check_loaded(
         raise ValueError("`state_dict` must number each parameter once, and hold state of these alone, got others")
     for group in groups:
         for name in optimizer.defaults:
-            if name not in group:
+            if name not in group and name not in OPTIONS:
                 raise ValueError(f"`state_dict` must have the option {name!r} in each group, got one without it")
         check_options(group)
         for name, value in group.items():

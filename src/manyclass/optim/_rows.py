@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from manyclass.optim._rounding import round_at_random
+
 
 def wide_dtype(dtype: torch.dtype) -> torch.dtype:
     """Return the dtype of arithmetic and state: small updates would vanish beside a weight in half precision."""
@@ -15,8 +17,17 @@ def take(table: Tensor, ids: Tensor | None) -> Tensor:
     return rows.to(wide_dtype(rows.dtype))
 
 
-def put(table: Tensor, ids: Tensor | None, rows: Tensor) -> None:
-    """Write rows that `take` returned; if they are the table itself, nothing is copied."""
+def put(table: Tensor, ids: Tensor | None, rows: Tensor, *, stochastic: bool = False) -> None:
+    """Write rows that `take` returned; if they are the table itself, nothing is copied.
+
+    Args:
+        table: [C, ...].
+        ids: int64 [N]; None: all rows.
+        rows: [N, ...].
+        stochastic: whether rows of a table in bfloat16 are rounded at random.
+    """
+    if stochastic and table.dtype == torch.bfloat16:
+        rows = round_at_random(rows)
     if ids is None:
         table.copy_(rows)
     else:

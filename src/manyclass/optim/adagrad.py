@@ -11,6 +11,7 @@ from torch.optim.optimizer import ParamsT
 from manyclass import _check
 from manyclass.kernels import cpu
 from manyclass.optim._gradient import coalesced_rows, raw_rows
+from manyclass.optim._kernels import add_missing_options, check_options, triton_rows
 from manyclass.optim._optimizer import check_loaded, check_names, check_table, restore, update_all
 from manyclass.optim._rows import per_row, put, resized, take, wide_dtype
 
@@ -26,6 +27,9 @@ class RowAdagrad(Optimizer):
         initial_accumulator_value: initial G.
         eps: ε.
         by_row: sum the mean of g² over a row in one G: 1/D of the memory, and a row moves along its gradient.
+        impl: the implementation: "eager" by torch's operators; "triton" by a kernel for sparse gradients on a GPU;
+            "auto" by compiled kernels on the CPU, and by torch's operators on a GPU.
+        stochastic_rounding: whether rows in bfloat16 are rounded at random, so that small updates count on average.
 
     Raises:
         ValueError: an option is outside its range.
@@ -47,9 +51,16 @@ class RowAdagrad(Optimizer):
         initial_accumulator_value: float = 0.0,
         eps: float = 1e-10,
         by_row: bool = False,
+        impl: str = "auto",
+        stochastic_rounding: bool = False,
     ) -> None:
         defaults = {"lr": lr, "initial_accumulator_value": initial_accumulator_value, "eps": eps, "by_row": by_row}
-        super().__init__(params, defaults)
+        super().__init__(params, {**defaults, "impl": impl, "stochastic_rounding": stochastic_rounding})
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restore a copied or loaded state; one that was saved by an earlier release lacks some options."""
+        super().__setstate__(state)
+        add_missing_options(self)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Check the options of a group and add it."""
@@ -67,7 +78,13 @@ class RowAdagrad(Optimizer):
             shape = parameter.shape[:1] if group["by_row"] else parameter.shape
             start = float(group["initial_accumulator_value"])
             state["sum"] = torch.full(shape, start, dtype=wide_dtype(parameter.dtype), device=parameter.device)
-        if rows := raw_rows(parameter, state["sum"]):
+        if found := triton_rows(parameter, group):
+            from manyclass.kernels.triton import rows as kernels
+
+            row_ids, values, seed = found
+            kernels.adagrad_(parameter, state["sum"], row_ids, values, lr=group["lr"], eps=group["eps"], seed=seed)
+            return
+        if group["impl"] == "auto" and (rows := raw_rows(parameter, state["sum"])):
             options = {"lr": group["lr"], "eps": group["eps"], "by_row": state["sum"].dim() < parameter.dim()}
             cpu.adagrad_(parameter, state["sum"], *rows, **options)
             return
@@ -77,7 +94,8 @@ class RowAdagrad(Optimizer):
         total += square.flatten(1).mean(1) if total.dim() < square.dim() else square
         put(state["sum"], ids, total)
         scale = per_row(total.sqrt().add_(group["eps"]), gradient)
-        put(parameter, ids, take(parameter, ids).addcdiv_(gradient, scale, value=-group["lr"]))
+        updated = take(parameter, ids).addcdiv_(gradient, scale, value=-group["lr"])
+        put(parameter, ids, updated, stochastic=group["stochastic_rounding"])
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load the state with the dtypes of the arithmetic.
@@ -99,6 +117,7 @@ class RowAdagrad(Optimizer):
 
 
 def _check_options(options: dict[str, Any]) -> None:
+    check_options(options)
     for name in ("lr", "initial_accumulator_value", "eps"):
         _check.number(name, options[name], low=0)
     if not isinstance(options["by_row"], bool):

@@ -11,6 +11,7 @@ from torch.optim.optimizer import ParamsT
 from manyclass import _check
 from manyclass.kernels import cpu
 from manyclass.optim._gradient import coalesced_rows, raw_rows
+from manyclass.optim._kernels import add_missing_options, check_options, triton_rows
 from manyclass.optim._optimizer import check_loaded, check_names, check_table, restore, update_all
 from manyclass.optim._rows import per_row, put, resized, take, wide_dtype
 
@@ -30,6 +31,9 @@ class RowAdam(Optimizer):
         lr: η, the learning rate.
         betas: β₁ and β₂.
         eps: ε.
+        impl: the implementation: "eager" by torch's operators; "triton" by a kernel for sparse gradients on a GPU;
+            "auto" by compiled kernels on the CPU, and by torch's operators on a GPU.
+        stochastic_rounding: whether rows in bfloat16 are rounded at random, so that small updates count on average.
 
     Raises:
         ValueError: an option is outside its range.
@@ -50,8 +54,16 @@ class RowAdam(Optimizer):
         *,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
+        impl: str = "auto",
+        stochastic_rounding: bool = False,
     ) -> None:
-        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps})
+        options = {"impl": impl, "stochastic_rounding": stochastic_rounding}
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, **options})
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restore a copied or loaded state; one that was saved by an earlier release lacks some options."""
+        super().__setstate__(state)
+        add_missing_options(self)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Check the options of a group and add it."""
@@ -71,8 +83,15 @@ class RowAdam(Optimizer):
             state["exp_avg_sq"] = torch.zeros_like(state["exp_avg"])
             # float32 counts exactly up to 2²⁴; the bias corrections are 1 by then.
             state["steps"] = torch.zeros(parameter.shape[:1], dtype=torch.float32, device=parameter.device)
-        if raw := raw_rows(parameter, state["exp_avg"], state["exp_avg_sq"]):
-            moments = (state["exp_avg"], state["exp_avg_sq"], state["steps"])
+        moments = (state["exp_avg"], state["exp_avg_sq"], state["steps"])
+        if found := triton_rows(parameter, group):
+            from manyclass.kernels.triton import rows as kernels
+
+            row_ids, values, seed = found
+            options = {"lr": group["lr"], "betas": (beta1, beta2), "eps": group["eps"]}
+            kernels.adam_(parameter, *moments, row_ids, values, **options, seed=seed)
+            return
+        if group["impl"] == "auto" and (raw := raw_rows(parameter, state["exp_avg"], state["exp_avg_sq"])):
             cpu.adam_(parameter, *moments, *raw, lr=group["lr"], betas=(beta1, beta2), eps=group["eps"])
             return
         ids, gradient = coalesced_rows(parameter)
@@ -87,7 +106,8 @@ class RowAdam(Optimizer):
         spread = (1 - beta2 ** steps.double()).sqrt()
         rate, spread = (per_row(column.to(gradient.dtype), gradient) for column in (rate, spread))
         rows = take(parameter, ids)
-        put(parameter, ids, rows.sub_(rate * first / (second.sqrt() / spread).add_(group["eps"])))
+        rows.sub_(rate * first / (second.sqrt() / spread).add_(group["eps"]))
+        put(parameter, ids, rows, stochastic=group["stochastic_rounding"])
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load the state with the dtypes of the arithmetic; step counts keep theirs.
@@ -107,6 +127,7 @@ class RowAdam(Optimizer):
 
 
 def _check_options(options: dict[str, Any]) -> None:
+    check_options(options)
     betas = options["betas"]
     _check.number("lr", options["lr"], low=0)
     if not isinstance(betas, tuple | list) or len(betas) != 2:

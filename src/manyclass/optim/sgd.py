@@ -11,6 +11,7 @@ from torch.optim.optimizer import ParamsT
 from manyclass import _check
 from manyclass.optim._gradient import coalesced_rows
 from manyclass.optim._history import append, check_history, empty, since
+from manyclass.optim._kernels import add_missing_options, check_options, triton_rows
 from manyclass.optim._optimizer import check_loaded, check_names, check_table, restore, update_all
 from manyclass.optim._rows import per_row, put, resized, take
 
@@ -39,6 +40,9 @@ class RowSGD(Optimizer):
         lr: η, the learning rate.
         momentum: μ.
         weight_decay: λ.
+        impl: the implementation: "eager" by torch's operators; "triton" by a kernel for sparse gradients on a GPU, if
+            there is neither momentum nor weight decay; "auto": "eager".
+        stochastic_rounding: whether rows in bfloat16 are rounded at random, so that small updates count on average.
 
     Raises:
         ValueError: an option is outside its range.
@@ -51,8 +55,23 @@ class RowSGD(Optimizer):
         >>> optimizer.catch_up()
     """
 
-    def __init__(self, params: ParamsT, lr: float, *, momentum: float = 0.0, weight_decay: float = 0.0) -> None:
-        super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float,
+        *,
+        momentum: float = 0.0,
+        weight_decay: float = 0.0,
+        impl: str = "auto",
+        stochastic_rounding: bool = False,
+    ) -> None:
+        options = {"impl": impl, "stochastic_rounding": stochastic_rounding}
+        super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, **options})
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restore a copied or loaded state; one that was saved by an earlier release lacks some options."""
+        super().__setstate__(state)
+        add_missing_options(self)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Check the options of a group and add it."""
@@ -68,6 +87,12 @@ class RowSGD(Optimizer):
         # A large int is a valid option, but torch takes only those of 64 bits.
         lr, momentum, decay = (float(group[name]) for name in ("lr", "momentum", "weight_decay"))
         state = self.state[parameter]
+        if not (momentum or decay or state) and (found := triton_rows(parameter, group)):
+            from manyclass.kernels.triton import rows as kernels
+
+            *raw, seed = found
+            kernels.sgd_(parameter, *raw, lr=lr, seed=seed)
+            return
         ids, gradient = coalesced_rows(parameter)
         if momentum and "momentum_buffer" not in state:
             state["momentum_buffer"] = torch.zeros_like(parameter, dtype=gradient.dtype)
@@ -84,7 +109,7 @@ class RowSGD(Optimizer):
             gradient = gradient.add(rows, alpha=decay)
         if momentum and velocity is not None:
             gradient = velocity.mul_(momentum).add_(gradient)
-        put(parameter, ids, rows.sub_(gradient, alpha=lr))
+        put(parameter, ids, rows.sub_(gradient, alpha=lr), stochastic=group["stochastic_rounding"])
         if velocity is not None:
             put(state["momentum_buffer"], ids, velocity)
         if ids is not None and "history" in state:
@@ -144,6 +169,7 @@ def _apply(product: Tensor, rows: Tensor, velocity: Tensor | None) -> None:
 
 
 def _check_options(options: dict[str, Any]) -> None:
+    check_options(options)
     _check.number("lr", options["lr"], low=0)
     _check.fraction("momentum", options["momentum"])
     _check.number("weight_decay", options["weight_decay"], low=0)

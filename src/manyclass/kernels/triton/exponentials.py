@@ -62,9 +62,9 @@ def _exponentials(  # type: ignore[no-untyped-def]
     target_score,
     start,
     n,
-    HAS_BIAS: tl.constexpr,  # noqa: N803
-    SUMS: tl.constexpr,  # noqa: N803
-    COLUMNS: tl.constexpr,  # noqa: N803
+    HAS_BIAS: tl.constexpr,
+    SUMS: tl.constexpr,
+    COLUMNS: tl.constexpr,
 ) -> Any:
     """Compute one row. Every lane sums its own columns, so that lanes meet once, at the end."""
     row = tl.program_id(0).to(tl.int64)

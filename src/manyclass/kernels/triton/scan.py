@@ -57,9 +57,9 @@ def _products(  # type: ignore[no-untyped-def]
     examples,
     classes,
     rank,
-    EXAMPLES: tl.constexpr,  # noqa: N803
-    CLASSES: tl.constexpr,  # noqa: N803
-    RANK: tl.constexpr,  # noqa: N803
+    EXAMPLES: tl.constexpr,
+    CLASSES: tl.constexpr,
+    RANK: tl.constexpr,
 ) -> Any:
     """Return a tile [EXAMPLES, CLASSES] of inner products, in float32."""
     scores = tl.zeros([EXAMPLES, CLASSES], tl.float32)
@@ -90,10 +90,10 @@ def _log_sums(  # type: ignore[no-untyped-def]
     rank,
     sums,
     part,
-    HAS_BIAS: tl.constexpr,  # noqa: N803
-    EXAMPLES: tl.constexpr,  # noqa: N803
-    CLASSES: tl.constexpr,  # noqa: N803
-    RANK: tl.constexpr,  # noqa: N803
+    HAS_BIAS: tl.constexpr,
+    EXAMPLES: tl.constexpr,
+    CLASSES: tl.constexpr,
+    RANK: tl.constexpr,
 ) -> Any:
     """Write log Σ exp ŝ over one part of the classes, for one tile of examples."""
     example = tl.program_id(0) * EXAMPLES + tl.arange(0, EXAMPLES)
@@ -126,10 +126,10 @@ def _largest(  # type: ignore[no-untyped-def]
     log_z,
     largest,
     group_size,
-    HAS_BIAS: tl.constexpr,  # noqa: N803
-    EXAMPLES: tl.constexpr,  # noqa: N803
-    CLASSES: tl.constexpr,  # noqa: N803
-    RANK: tl.constexpr,  # noqa: N803
+    HAS_BIAS: tl.constexpr,
+    EXAMPLES: tl.constexpr,
+    CLASSES: tl.constexpr,
+    RANK: tl.constexpr,
 ) -> Any:
     """Write the largest log p̂ of one tile of classes over the examples of one group."""
     tiles = tl.cdiv(classes, CLASSES)

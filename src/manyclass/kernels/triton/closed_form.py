@@ -1,0 +1,201 @@
+"""Loss of a draw on a GPU, with its gradient in closed form.
+
+The rows of targets and slots are looked up by autograd, which also turns vectors into directions and gives the tables
+their gradients. Between the batched products, one kernel turns scores into losses and their gradient, in place, and one
+finishes the gradients of the backward pass. Scores are stored once, in the dtype of the products.
+"""
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from manyclass.candidates import Candidates
+from manyclass.forms import Form, LogSumExp, target_log_kappa
+from manyclass.kernels.all_classes import product_dtype
+from manyclass.kernels.draw import LinearDraw
+from manyclass.kernels.eager import at_least_float32, directions
+from manyclass.kernels.triton.log_sum_exp import log_sum_exp_
+from manyclass.kernels.triton.pair_sum import pair_sum_
+from manyclass.kernels.triton.pull_back import pull_back
+from manyclass.kernels.triton.slots import Layout, Part
+
+HALF_SCALE = 256.0  # of ∂loss/∂s in float16, whose smallest number is 6e-8
+
+
+def closed_form_loss(form: Form, draw: LinearDraw) -> tuple[Tensor, Tensor | None] | None:
+    """Return losses [B] and ∂loss/∂s [B, ΣK + I], which is -γ; None if kernels do not support the form or the draw.
+
+    The second is None if the batch was sorted into groups, or if it is scaled. It is read again in the backward pass:
+    it is not differentiable and must not be changed.
+    """
+    layout = Layout.of(draw.candidates, draw.target)
+    if layout is None or form.target_transform is not None:
+        return None
+    ids = torch.cat([draw.target, layout.ids()])
+    rows = directions(F.embedding(ids, draw.weight, sparse=draw.sparse), draw.similarity, scaled=False)
+    bias = None if draw.bias is None else torch.gather(draw.bias, 0, ids, sparse_grad=draw.sparse)
+    hidden = directions(draw.hidden, draw.similarity)
+    loss, gradient = _Loss.apply(hidden, rows, bias, ids, form, layout, draw)  # type: ignore[no-untyped-call]
+    plain = layout.order is None and layout.rows == layout.batch and _scale(product_dtype(hidden)) == 1
+    return loss, gradient if plain else None
+
+
+class _Loss(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        given_hidden: Tensor,
+        given_rows: Tensor,
+        bias: Tensor | None,
+        ids: Tensor,
+        form: Form,
+        layout: Layout,
+        draw: LinearDraw,
+    ) -> tuple[Tensor, Tensor]:
+        dtype = product_dtype(given_hidden)
+        hidden, rows = given_hidden.to(dtype), given_rows.to(dtype)
+        batch, scale = layout.batch, _scale(dtype)
+        with torch.autocast(hidden.device.type, enabled=False):
+            target_score = (at_least_float32(hidden) * at_least_float32(rows[:batch])).sum(1)
+            offset = _offset(form, layout, target_score.dtype)
+            if bias is not None:
+                target_score += bias[:batch]
+                offset = offset + bias[batch:]
+            if not isinstance(form, LogSumExp) and form.kappa:
+                target_score += target_log_kappa(draw.candidates, target_score.dtype)
+            hidden = _by_group(hidden, layout)
+            scores = hidden.new_empty(layout.rows, layout.columns)
+            for part, part_rows in zip(layout.parts, _by_part(rows, layout), strict=True):
+                out = _columns(scores, part)
+                torch.bmm(_grouped(hidden, part), part_rows.transpose(1, 2), out=out)
+            kernel = log_sum_exp_ if isinstance(form, LogSumExp) else pair_sum_
+            loss, target_gradient = kernel(form, scores, offset, target_score, ids[batch:], layout, scale)  # type: ignore[arg-type]
+        ctx.mark_non_differentiable(scores)
+        # Otherwise autograd would allocate zeros [B, K] as the gradient of the second output.
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(given_hidden, given_rows, bias, hidden, rows, scores, target_gradient)
+        ctx.form, ctx.layout, ctx.candidates, ctx.scale = form, layout, draw.candidates, scale
+        return loss, scores
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, _: None) -> tuple[Tensor | None, ...]:
+        *inputs, hidden, rows, scores, target_gradient = ctx.saved_tensors
+        layout, wanted = ctx.layout, ctx.needs_input_grad[:3]
+        if torch.is_grad_enabled():
+            loss = _differentiable_loss(ctx.form, inputs, layout, ctx.candidates)
+            needed = [x for x, want in zip(inputs, wanted, strict=True) if want]
+            found = iter(torch.autograd.grad(loss, needed, grad, create_graph=True))
+            return *(next(found) if want else None for want in wanted), *[None] * 4
+        batch, grad = layout.batch, grad.contiguous()
+        product = torch.empty_like(hidden) if wanted[0] else None
+        grad_rows, scaled_hidden = (torch.empty_like(rows), torch.empty_like(hidden)) if wanted[1] else (None, None)
+        grad_hidden = hidden.new_empty(batch, hidden.shape[1]) if wanted[0] else None
+        parts = list(zip(layout.parts, _by_part(rows, layout), strict=True))
+        if product is not None:
+            for i, (part, part_rows) in enumerate(parts):
+                out = _grouped(product, part)
+                if i == 0:
+                    torch.bmm(_columns(scores, part), part_rows, out=out)
+                else:
+                    out.baddbmm_(_columns(scores, part), part_rows)
+        pull_back(
+            hidden,
+            rows[:batch],
+            grad,
+            target_gradient,
+            layout,
+            product=product,
+            grad_hidden=grad_hidden,
+            scaled_hidden=scaled_hidden,
+            grad_targets=None if grad_rows is None else grad_rows[:batch],
+            scale=ctx.scale,
+        )
+        if grad_rows is not None and scaled_hidden is not None:
+            for (part, _rows), out in zip(parts, _by_part(grad_rows, layout), strict=True):
+                torch.bmm(_columns(scores, part).transpose(1, 2), _grouped(scaled_hidden, part), out=out)
+        grad_bias = None
+        if wanted[2]:
+            grad_bias = _bias_gradient(scores, grad, target_gradient, layout, ctx.scale).to(inputs[2].dtype)
+        return (
+            None if grad_hidden is None else grad_hidden.to(inputs[0].dtype),
+            None if grad_rows is None else grad_rows.to(inputs[1].dtype),
+            grad_bias,
+            *[None] * 4,
+        )
+
+
+def _differentiable_loss(form: Form, inputs: list[Any], layout: Layout, candidates: Candidates) -> Tensor:
+    """Return the losses [B] of hidden, rows and bias by torch's operators, differentiable any number of times."""
+    hidden, rows, bias = inputs
+    batch, grouped = layout.batch, _by_group(hidden, layout)
+    target_score = (at_least_float32(hidden) * at_least_float32(rows[:batch])).sum(1)
+    if bias is not None:
+        target_score = target_score + bias[:batch]
+    found = []
+    for part, part_rows in zip(layout.parts, _by_part(rows, layout), strict=True):
+        scores = torch.bmm(_grouped(grouped, part), part_rows.transpose(1, 2))
+        if bias is not None:
+            first = batch + part.place
+            scores = scores + bias[first : first + part.ids.numel()].reshape(part.ids.shape).unsqueeze(1)
+        scores = at_least_float32(scores.flatten(0, 1)[:batch])
+        scores = scores if layout.order is None else scores.index_select(0, layout.order.argsort())
+        found.append(scores)
+    hits = torch.cat([candidates.block_hits(block) for block in candidates.blocks], 1)
+    scores = torch.cat(found, 1)
+    hits = F.pad(hits, (0, scores.shape[1] - hits.shape[1]))
+    return form.loss(target_score, scores.masked_fill(hits, -math.inf), candidates)
+
+
+def _scale(dtype: torch.dtype) -> float:
+    return HALF_SCALE if dtype == torch.float16 else 1.0
+
+
+def _offset(form: Form, layout: Layout, dtype: torch.dtype) -> Tensor:
+    """Return what is added to the scores of all slots [Σ G·K] beside their biases: log κ, a margin; -inf: empty."""
+    log_kappa = layout.log_kappa
+    offset = log_kappa if form.kappa else torch.zeros_like(log_kappa).masked_fill_(log_kappa.isneginf(), -math.inf)
+    # Not in the kernel, where a number would be rounded to float32.
+    return (offset if isinstance(form, LogSumExp) else offset + form.margin_of(layout.num_classes)).to(dtype)
+
+
+def _by_group(hidden: Tensor, layout: Layout) -> Tensor:
+    """Return hidden [rows, D] in the order of the groups, padded with 0."""
+    if layout.order is not None:
+        hidden = hidden.index_select(0, layout.order)
+    return F.pad(hidden, (0, 0, 0, layout.rows - layout.batch)) if layout.rows > layout.batch else hidden.contiguous()
+
+
+def _by_part(rows: Tensor, layout: Layout) -> list[Tensor]:
+    """Return views [G, K, D] of the rows of each part."""
+    found = []
+    for part in layout.parts:
+        first = layout.batch + part.place
+        found.append(rows[first : first + part.ids.numel()].unflatten(0, tuple(part.ids.shape)))
+    return found
+
+
+def _grouped(hidden: Tensor, part: Part) -> Tensor:
+    """Return a view [G, size, D] of rows [rows, D]."""
+    groups = part.ids.shape[0]
+    return hidden[: groups * part.size].view(groups, part.size, -1)
+
+
+def _columns(scores: Tensor, part: Part) -> Tensor:
+    """Return a view [G, size, K] of the scores of a part."""
+    groups, k = part.ids.shape
+    columns = scores[: groups * part.size, part.first : part.first + k]
+    return columns.view(groups, part.size, k)
+
+
+def _bias_gradient(scores: Tensor, grad: Tensor, target_gradient: Tensor, layout: Layout, scale: float) -> Tensor:
+    """Return the gradients of the biases of targets and slots [N]."""
+    grouped = _by_group(grad.unsqueeze(1), layout)
+    factor = (grouped / scale).to(scores.dtype)
+    found = [grad * target_gradient]
+    for part in layout.parts:
+        sums = _columns(scores, part).transpose(1, 2) @ _grouped(factor, part)
+        found.append(sums.reshape(-1).to(grad.dtype))
+    return torch.cat(found)

@@ -1,0 +1,188 @@
+"""The pair-sum form over the slots of a draw: losses, and the gradient of the scores in their place."""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from manyclass.forms import PairSum
+from manyclass.kernels.triton.slots import Layout, slot_scores
+
+ROWS, COLUMNS = 4, 1024  # of a tile
+WARPS = 8
+
+
+def pair_sum_(
+    form: PairSum, scores: Tensor, offset: Tensor, target_score: Tensor, ids: Tensor, layout: Layout, scale: float
+) -> tuple[Tensor, Tensor]:
+    """Do the same as `log_sum_exp_` for a pair sum.
+
+    `offset` holds the margin, and `target_score` log κ of the target if the form adds it.
+    """
+    loss, target_gradient = torch.empty_like(target_score), torch.empty_like(target_score)
+    with torch.cuda.device_of(scores):
+        _pair_sum[(triton.cdiv(layout.rows, ROWS),)](
+            scores,
+            offset,
+            ids,
+            layout.excluded,
+            layout.mask,
+            layout.order,
+            target_score,
+            loss,
+            target_gradient,
+            layout.batch,
+            layout.rows,
+            layout.columns,
+            layout.excluded.shape[1],
+            scale,
+            **layout.sizes(),
+            PARTS=len(layout.parts),
+            INCLUDED=not layout.parts[-1].drawn,
+            HINGE=form.activation == "relu",
+            PAIRED=form.paired,
+            POSITIVE=form.positive,
+            MEAN=form.mean,
+            NEEDS_CANDIDATES=form.needs_candidates,
+            HAS_ORDER=layout.order is not None,
+            HAS_MASK=layout.mask is not None,
+            WIDE=tl.float64 if offset.dtype == torch.float64 else tl.float32,
+            ROWS=ROWS,
+            COLUMNS=COLUMNS,
+            num_warps=WARPS,
+        )
+    return loss, target_gradient
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _softplus(x) -> Any:  # type: ignore[no-untyped-def]
+    """Return log(1 + exp x), without overflow."""
+    return tl.maximum(x, 0.0) + tl.log(1.0 + tl.exp(-tl.abs(x)))
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _sigmoid(x) -> Any:  # type: ignore[no-untyped-def]
+    """Return 1 / (1 + exp -x), without overflow."""
+    small = tl.exp(-tl.abs(x))
+    return tl.where(x >= 0, 1.0, small) / (1.0 + small)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _pair_sum(  # type: ignore[no-untyped-def]
+    scores,
+    offset,
+    ids,
+    excluded,
+    mask,
+    order,
+    target_score,
+    loss,
+    target_gradient,
+    batch,
+    rows,
+    columns,
+    num_excluded,
+    scale,
+    k0,
+    size0,
+    k1,
+    size1,
+    k2,
+    size2,
+    PARTS: tl.constexpr,
+    INCLUDED: tl.constexpr,
+    HINGE: tl.constexpr,
+    PAIRED: tl.constexpr,
+    POSITIVE: tl.constexpr,
+    MEAN: tl.constexpr,
+    NEEDS_CANDIDATES: tl.constexpr,
+    HAS_ORDER: tl.constexpr,
+    HAS_MASK: tl.constexpr,
+    WIDE: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+) -> Any:
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    present = row < batch
+    example = row
+    if HAS_ORDER:
+        example = tl.load(order + row, mask=present, other=0)
+    t = tl.load(target_score + example, mask=present, other=0.0)
+    total = tl.zeros([ROWS], WIDE)
+    slope = tl.zeros([ROWS], WIDE)
+    number = tl.zeros([ROWS], WIDE)
+    shift = tl.zeros([ROWS], WIDE)
+    if PAIRED:
+        shift -= t
+    # Twice over all slots: the first time sums up φ, φ' and the number of slots, the second writes φ'.
+    for turn in tl.static_range(2):
+        if turn == 1:
+            share = tl.full([ROWS], 1.0, WIDE)
+            if MEAN:
+                share = 1.0 / tl.maximum(number, 1.0)
+            value = total * share
+            own = tl.zeros([ROWS], WIDE)
+            if PAIRED:
+                own -= slope * share
+            if POSITIVE:
+                counts = tl.full([ROWS], 1.0, WIDE)
+                if NEEDS_CANDIDATES:
+                    counts = tl.where(number > 0, 1.0, 0.0)
+                value += counts * _softplus(-t)
+                own -= counts * _sigmoid(-t)
+            tl.store(loss + example, value, mask=present)
+            tl.store(target_gradient + example, own, mask=present)
+        first = 0
+        place = tl.zeros([], tl.int64)
+        for part in tl.static_range(PARTS):
+            k, size = k0, size0
+            if part == 1:
+                k, size = k1, size1
+            if part == 2:
+                k, size = k2, size2
+            for start in range(0, k, COLUMNS):
+                column = start + tl.arange(0, COLUMNS)
+                s = slot_scores(
+                    scores,
+                    offset,
+                    ids,
+                    excluded,
+                    mask,
+                    row,
+                    example,
+                    present,
+                    column,
+                    first,
+                    k,
+                    size,
+                    place,
+                    columns,
+                    num_excluded,
+                    not (INCLUDED and part == PARTS - 1),
+                    HAS_MASK,
+                    WIDE,
+                )
+                # φ and φ' of an empty slot are 0; a NaN is none.
+                filled = s != float("-inf")
+                x = tl.where(filled, s, 0.0) + shift[:, None]
+                if HINGE:
+                    gradient = tl.where(x > 0, 1.0, 0.0).to(WIDE)
+                else:
+                    gradient = _sigmoid(x)
+                gradient = tl.where(filled, gradient, 0.0)
+                if turn == 0:
+                    if HINGE:
+                        phi = tl.where(x <= 0, 0.0, x)
+                    else:
+                        phi = _softplus(x)
+                    total += tl.sum(tl.where(filled, phi, 0.0), 1)
+                    slope += tl.sum(gradient, 1)
+                    number += tl.sum(tl.where(filled, 1.0, 0.0).to(WIDE), 1)
+                else:
+                    at = row[:, None] * columns + first + column[None, :]
+                    gradient = gradient * (share * scale)[:, None]
+                    tl.store(scores + at, gradient, mask=(row < rows)[:, None] & (column < k)[None, :])
+            first += k
+            place += tl.cdiv(batch, size).to(tl.int64) * k

@@ -1,0 +1,284 @@
+"""Updates of the rows of a table that have a gradient: one kernel after a sort of their ids.
+
+A row may have several gradients. Sorted by id they are neighbours, in the order in which they came; the program at the
+first of them sums all in float32, always in this order, and updates the row. The programs at the others end at once.
+"""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+MAX_DIM = 4096  # of a row that one program holds at once
+COLUMNS = 512  # of a row, where a program may update a part of it
+TILE = 4096  # gradients of a row that are read at once: numbers
+WARPS = 4
+
+
+def can_update(table: Tensor) -> bool:
+    """Return True if kernels can update a table: contiguous, of at most 32 bits a number, and rows not too long."""
+    fits = table.shape[1:].numel() <= MAX_DIM
+    return fits and table.is_contiguous() and table.dtype in (torch.float32, torch.bfloat16, torch.float16)
+
+
+def sgd_(table: Tensor, ids: Tensor, values: Tensor, *, lr: float, seed: Tensor | None) -> None:
+    """Update rows by w ← w - η g.
+
+    Args:
+        table: [C, ...].
+        ids: int64 [N]; a row may repeat.
+        values: their gradients [N, ...].
+        lr: η.
+        seed: int64 [1], on the device: round to bfloat16 at random, so that the mean is exact. None: to the nearest.
+    """
+    launch = _Launch(table, ids, values, lr, seed, whole=False)
+    with torch.cuda.device_of(table):
+        _sgd[launch.grid](*launch.operands, **launch.options)
+
+
+def adagrad_(
+    table: Tensor,
+    total: Tensor,
+    ids: Tensor,
+    values: Tensor,
+    *,
+    lr: float,
+    eps: float,
+    seed: Tensor | None,
+) -> None:
+    """Update rows by G ← G + g², w ← w - η g / (√G + ε); with `total` [C], by the mean of g² over a row.
+
+    Args:
+        table, ids, values, lr, seed: as in `sgd_`.
+        total: G, float32, of the shape of the table or [C].
+        eps: ε.
+    """
+    by_row = total.dim() < table.dim()
+    launch = _Launch(table, ids, values, lr, seed, whole=by_row)
+    with torch.cuda.device_of(table):
+        _adagrad[launch.grid](*launch.operands, total, eps, BY_ROW=by_row, **launch.options)
+
+
+def adam_(
+    table: Tensor,
+    first: Tensor,
+    second: Tensor,
+    steps: Tensor,
+    ids: Tensor,
+    values: Tensor,
+    *,
+    lr: float,
+    betas: tuple[float, float],
+    eps: float,
+    seed: Tensor | None,
+) -> None:
+    """Update rows by Adam, with a step count for each row.
+
+    Args:
+        table, ids, values, lr, seed: as in `sgd_`.
+        first, second: the moments, float32, of the shape of the table.
+        steps: float32 [C], the updates of each row so far.
+        betas: β₁ and β₂.
+        eps: ε.
+    """
+    launch = _Launch(table, ids, values, lr, seed, whole=True)
+    with torch.cuda.device_of(table):
+        _adam[launch.grid](*launch.operands, first, second, steps, *betas, eps, **launch.options)
+
+
+class _Launch:
+    """The grid and the operands that all updates share.
+
+    Args:
+        table, ids, values, lr, seed: as in `sgd_`.
+        whole: whether a program must hold a whole row.
+    """
+
+    def __init__(
+        self, table: Tensor, ids: Tensor, values: Tensor, lr: float, seed: Tensor | None, *, whole: bool
+    ) -> None:
+        # Stable, so that equal ids stay in the order in which they came.
+        ascending, order = ids.sort(stable=True)
+        number, dim = len(ids), table.shape[1:].numel()
+        columns = triton.next_power_of_2(dim)
+        columns = columns if whole else min(columns, COLUMNS)
+        # The second axis of a grid may have 65,535 programs at most, and there are many more rows than parts of a row.
+        self.grid = (number, triton.cdiv(dim, columns))
+        self.operands = (table, ascending, order, values, number, dim, lr, seed)
+        self.options: dict[str, Any] = {
+            "STOCHASTIC": seed is not None and table.dtype == torch.bfloat16,
+            "REPEATS": max(1, min(16, TILE // columns)),
+            "COLUMNS": columns,
+            "num_warps": WARPS if columns <= COLUMNS else 2 * WARPS,
+        }
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _is_first(ids, position) -> Any:  # type: ignore[no-untyped-def]
+    """Return whether the id at a position differs from the one before."""
+    here = tl.load(ids + position)
+    return (position == 0) | (tl.load(ids + position - 1, mask=position > 0, other=-1) != here)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _gradient(  # type: ignore[no-untyped-def]
+    ids,
+    order,
+    values,
+    position,
+    number,
+    dim,
+    column,
+    REPEATS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+) -> Any:
+    """Return the sum [COLUMNS] of the gradients of the id at a position, which are neighbours from there on."""
+    here = tl.load(ids + position)
+    total = tl.zeros([COLUMNS], tl.float32)
+    start = position
+    more = 1
+    while more > 0:
+        at = start + tl.arange(0, REPEATS)
+        equal = (at < number) & (tl.load(ids + at, mask=at < number, other=-1) == here)
+        source = tl.load(order + at, mask=equal, other=0)
+        found = tl.load(
+            values + source[:, None] * dim + column[None, :], mask=equal[:, None] & (column < dim)[None, :], other=0.0
+        )
+        total += tl.sum(found.to(tl.float32), 0)
+        more = tl.where(tl.sum(equal.to(tl.int32), 0) == REPEATS, 1, 0)
+        start += REPEATS
+    return total
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def rounded(x, noise) -> Any:  # type: ignore[no-untyped-def]
+    """Return x in float32, rounded to a bfloat16 below or above it, so that the mean over 16 random bits is x."""
+    bits = x.to(tl.int32, bitcast=True)
+    # The sixteen bits that bfloat16 lacks carry over with the probability of what they are worth.
+    up = ((bits + (noise & 0xFFFF)) >> 16) << 16
+    is_finite = (bits & 0x7F800000) != 0x7F800000
+    return tl.where(is_finite, up, bits).to(tl.float32, bitcast=True)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _put(  # type: ignore[no-untyped-def]
+    table,
+    at,
+    inside,
+    row,
+    seed,
+    position,
+    column,
+    COLUMNS: tl.constexpr,
+    STOCHASTIC: tl.constexpr,
+) -> Any:
+    """Write a row, or a part of it."""
+    if STOCHASTIC:
+        # A number for each position and column: philox takes 32 bits of each.
+        noise = tl.randint(tl.load(seed), position * 4096 + column)
+        row = rounded(row, noise.to(tl.int32, bitcast=True))
+    tl.store(table + at, row, mask=inside)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _sgd(  # type: ignore[no-untyped-def]
+    table,
+    ids,
+    order,
+    values,
+    number,
+    dim,
+    lr,
+    seed,
+    STOCHASTIC: tl.constexpr,
+    REPEATS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+) -> Any:
+    position = tl.program_id(0)
+    if _is_first(ids, position):
+        column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+        inside = column < dim
+        gradient = _gradient(ids, order, values, position, number, dim, column, REPEATS, COLUMNS)
+        at = tl.load(ids + position).to(tl.int64) * dim + column
+        row = tl.load(table + at, mask=inside, other=0.0).to(tl.float32) - lr * gradient
+        _put(table, at, inside, row, seed, position, column, COLUMNS, STOCHASTIC)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _adagrad(  # type: ignore[no-untyped-def]
+    table,
+    ids,
+    order,
+    values,
+    number,
+    dim,
+    lr,
+    seed,
+    total,
+    eps,
+    BY_ROW: tl.constexpr,
+    STOCHASTIC: tl.constexpr,
+    REPEATS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+) -> Any:
+    position = tl.program_id(0)
+    if _is_first(ids, position):
+        column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+        inside = column < dim
+        gradient = _gradient(ids, order, values, position, number, dim, column, REPEATS, COLUMNS)
+        here = tl.load(ids + position).to(tl.int64)
+        at = here * dim + column
+        if BY_ROW:
+            squares = tl.load(total + here) + tl.sum(gradient * gradient, 0) / dim
+            tl.store(total + here, squares)
+        else:
+            squares = tl.load(total + at, mask=inside, other=0.0) + gradient * gradient
+            tl.store(total + at, squares, mask=inside)
+        row = tl.load(table + at, mask=inside, other=0.0).to(tl.float32)
+        row -= lr * gradient / (tl.sqrt(squares) + eps)
+        _put(table, at, inside, row, seed, position, column, COLUMNS, STOCHASTIC)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _adam(  # type: ignore[no-untyped-def]
+    table,
+    ids,
+    order,
+    values,
+    number,
+    dim,
+    lr,
+    seed,
+    first,
+    second,
+    steps,
+    beta1,
+    beta2,
+    eps,
+    STOCHASTIC: tl.constexpr,
+    REPEATS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+) -> Any:
+    position = tl.program_id(0)
+    if _is_first(ids, position):
+        column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+        inside = column < dim
+        gradient = _gradient(ids, order, values, position, number, dim, column, REPEATS, COLUMNS)
+        here = tl.load(ids + position).to(tl.int64)
+        at = here * dim + column
+        step = tl.load(steps + here) + 1.0
+        m = tl.load(first + at, mask=inside, other=0.0)
+        m += (gradient - m) * (1.0 - beta1)
+        v = tl.load(second + at, mask=inside, other=0.0) * beta2 + gradient * gradient * (1.0 - beta2)
+        tl.store(steps + here, step)
+        tl.store(first + at, m, mask=inside)
+        tl.store(second + at, v, mask=inside)
+        # In float64: in float32 1 - 0.999ⁿ has no more than four digits.
+        wide_step = step.to(tl.float64)
+        left1 = 1.0 - tl.exp(wide_step * tl.log(tl.zeros([], tl.float64) + beta1))
+        left2 = 1.0 - tl.exp(wide_step * tl.log(tl.zeros([], tl.float64) + beta2))
+        row = tl.load(table + at, mask=inside, other=0.0).to(tl.float32)
+        row -= (lr / left1.to(tl.float32)) * m / (tl.sqrt(v) / tl.sqrt(left2).to(tl.float32) + eps)
+        _put(table, at, inside, row, seed, position, column, COLUMNS, STOCHASTIC)

@@ -1,0 +1,175 @@
+"""The slots of a draw as kernels see them: columns of one matrix of scores, part by part."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from manyclass.candidates import Block, Candidates
+
+MAX_PARTS = 3  # a block of explicit classes, a draw, and included classes
+MAX_COMPARED = 16  # exclusions per example that a kernel compares with every slot; more come as a mask
+
+
+@dataclass(frozen=True)
+class Part:
+    """Classes that are scored by one batched product.
+
+    Args:
+        ids: int64 [G, K]; the rows of the batch are divided into G runs of `size`.
+        log_kappa: float64 [G, K].
+        size: the examples of a group.
+        first: the first column of its slots among those of all parts.
+        place: the first of its G·K slots among those of all parts, group after group.
+        drawn: whether its classes are drawn, so that excluded ones count as empty; included classes are not.
+    """
+
+    ids: Tensor
+    log_kappa: Tensor
+    size: int
+    first: int
+    place: int
+    drawn: bool
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The parts of a draw, with the batch in the order of its groups.
+
+    Args:
+        parts: the parts.
+        order: int64 [B], the example of each row; None: rows are examples.
+        batch: B.
+        rows: the rows of the matrix of scores: B, and those that pad the last group.
+        columns: the slots of an example.
+        excluded: int64 [B, E], compared with drawn slots.
+        mask: bool [rows, columns], True for an empty slot, in place of `excluded` if E is large; None: there is none.
+        num_classes: C.
+    """
+
+    parts: tuple[Part, ...]
+    order: Tensor | None
+    batch: int
+    rows: int
+    columns: int
+    excluded: Tensor
+    mask: Tensor | None
+    num_classes: int
+
+    @classmethod
+    def of(cls, candidates: Candidates, target: Tensor) -> "Layout | None":
+        """Return the layout of a draw; None if there is none: no slots, too many parts, or two orders of the batch."""
+        orders = [block.order for block in candidates.blocks if block.order is not None]
+        blocks = candidates.parts(empty=target)
+        if len(blocks) > MAX_PARTS or any(order is not orders[0] for order in orders):
+            return None
+        order, batch = orders[0] if orders else None, len(target)
+        parts: list[Part] = []
+        first = place = 0
+        rows = batch
+        for i, block in enumerate(blocks):
+            block = _sorted(block, order, batch)
+            groups, k = block.ids.shape
+            if k == 0:
+                continue
+            size = -(-batch // groups)
+            parts.append(Part(block.ids, block.log_kappa, size, first, place, i < len(candidates.blocks)))
+            first, place = first + k, place + groups * k
+            rows = max(rows, groups * size)
+        if first == 0:
+            return None
+        excluded, mask = candidates.excluded.contiguous(), None
+        if excluded.shape[1] > MAX_COMPARED:
+            mask = _mask(candidates, order, rows, first)
+            excluded = excluded[:, :0].contiguous()
+        return cls(tuple(parts), order, batch, rows, first, excluded, mask, candidates.num_classes)
+
+    def ids(self) -> Tensor:
+        """Return the ids of all slots, int64 [Σ G·K], part by part."""
+        return torch.cat([part.ids.reshape(-1) for part in self.parts])
+
+    @cached_property
+    def log_kappa(self) -> Tensor:
+        """float64 [Σ G·K]: log κ of all slots, part by part."""
+        return torch.cat([part.log_kappa.reshape(-1) for part in self.parts])
+
+    def sizes(self) -> dict[str, int]:
+        """Return K and the examples of a group of each part, by the names of kernels' arguments; 1 if it is missing."""
+        found = {}
+        for i in range(MAX_PARTS):
+            part = self.parts[i] if i < len(self.parts) else None
+            found[f"k{i}"], found[f"size{i}"] = (part.ids.shape[1], part.size) if part else (1, 1)
+        return found
+
+
+def _sorted(block: Block, order: Tensor | None, batch: int) -> Block:
+    """Return a block whose groups are runs of the sorted batch."""
+    if order is None or block.order is not None or block.ids.shape[0] == 1:
+        return block
+    # A group for each example moves with it; larger groups of another block would be torn apart.
+    spread = [block.spread(x, batch)[order] for x in (block.ids, block.log_kappa)]
+    return Block(*spread)
+
+
+def _mask(candidates: Candidates, order: Tensor | None, rows: int, columns: int) -> Tensor:
+    """Return a mask [rows, columns] of the drawn slots that hold a class that the example excludes."""
+    hits = torch.cat([candidates.block_hits(block) for block in candidates.blocks], 1)
+    mask = torch.zeros(rows, columns, dtype=torch.bool, device=hits.device)
+    mask[: len(hits), : hits.shape[1]] = hits if order is None else hits[order]
+    return mask
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def slot_scores(  # type: ignore[no-untyped-def]
+    scores,
+    offset,
+    ids,
+    excluded,
+    mask,
+    row,
+    example,
+    present,
+    column,
+    first,
+    k,
+    size,
+    place,
+    columns,
+    num_excluded,
+    DRAWN: tl.constexpr,
+    HAS_MASK: tl.constexpr,
+    WIDE: tl.constexpr,
+) -> Any:
+    """Return s + offset of a tile of slots [ROWS, COLUMNS] of one part, -inf where a slot is empty or excluded.
+
+    Args:
+        scores, offset, ids, excluded, mask: as in `log_sum_exp_`.
+        row, example, present: int64 [ROWS], int64 [ROWS] and bool [ROWS]; rows that pad a group are not present.
+        column: int32 [COLUMNS], the slots of the part.
+        first, k, size, place: of the part.
+        columns: the slots of all parts.
+        num_excluded: E.
+        DRAWN: whether excluded classes count as empty.
+        HAS_MASK: whether there is a mask.
+        WIDE: the dtype of sums.
+    """
+    inside = present[:, None] & (column < k)[None, :]
+    slot = place + (row // size)[:, None] * k + column[None, :]
+    at = row[:, None] * columns + first + column[None, :]
+    s = tl.load(scores + at, mask=inside, other=0.0).to(WIDE)
+    added = tl.load(offset + slot, mask=inside, other=float("-inf")).to(WIDE)
+    # An empty slot is filled, not added to: its score may be infinite.
+    empty = added == float("-inf")
+    if HAS_MASK:
+        empty = empty | (tl.load(mask + at, mask=inside, other=1) != 0)
+    if DRAWN:
+        if num_excluded > 0:
+            found = tl.load(ids + slot, mask=inside, other=-1)
+            for e in range(num_excluded):
+                other = tl.load(excluded + example * num_excluded + e, mask=present, other=-2)
+                empty = empty | (found == other[:, None])
+    return tl.where(empty, float("-inf"), s + added)
