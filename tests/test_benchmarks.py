@@ -319,3 +319,13 @@ def test_the_plots_are_written(tmp_path):
     for name in ("step_time", "step_memory", "step_floor", "design_cost"):
         assert (tmp_path / f"{name}.png").stat().st_size > 10_000
         assert (tmp_path / f"{name}.svg").read_text().rstrip().endswith("</svg>")
+
+
+def test_the_steps_of_a_gpu_can_be_tried_on_the_cpu(tmp_path):
+    out = tmp_path / "gpu.csv"
+    options = ["--device", "cpu", "--settings", "words", "--shrink", 32, "--repeats", 2, "--out", out]
+    run("benchmarks/gpu.py", *options, "--contenders", "floor", "eager", "default", "plain torch", "exact")
+    with out.open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["contender"] for row in rows] == ["floor", "eager", "default", "plain torch", "exact"]
+    assert all(float(row["ms"]) > 0 for row in rows)

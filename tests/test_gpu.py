@@ -8,11 +8,18 @@ import torch
 from torch import nn
 
 from manyclass import ClassCounts, ClassHead, HierarchicalHead, diagnose
-from manyclass.kernels import all_classes, exact_cross_entropy, triton
+from manyclass.candidates import Block, Candidates
+from manyclass.kernels import LinearDraw, all_classes, eager_loss, exact_cross_entropy, triton
 from manyclass.samplers import Exhaustive
 from manyclass.samplers._scan import largest_log_p
 from tests.kernels.operands import distance, operands, parameters
+from tests.kernels.test_triton_draws import DRAWS, FORMS, draw_of
+from tests.kernels.test_triton_draws import parameters as draw_parameters
+from tests.optim.test_triton import OPTIMISERS as ROW_OPTIMISERS
 from tests.tables import OBJECTIVES, SAMPLERS
+
+if torch.cuda.is_available():
+    from manyclass.kernels.triton import closed_form
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
@@ -25,6 +32,16 @@ pytestmark = [
 ]
 
 C, D, B = 3000, 32, 48
+
+
+def on_gpu(candidates):
+    blocks = [
+        Block(block.ids.cuda(), block.log_kappa.cuda(), None if block.order is None else block.order.cuda())
+        for block in candidates.blocks
+    ]
+    included = None if candidates.included is None else candidates.included.cuda()
+    log_kappa = candidates.target_log_kappa().cuda()
+    return Candidates(tuple(blocks), candidates.excluded.cuda(), lambda: log_kappa, candidates.num_classes, included)
 
 
 @contextlib.contextmanager
@@ -227,3 +244,63 @@ def test_a_gradient_without_all_rows_is_not_filled_with_zeros():
     table(torch.randint(0, 3, (2 * C,), device="cuda")).sum().backward()
     assert len(table.weight.grad.coalesce().values()) == 3
     assert loss.isfinite()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("case", DRAWS)
+@pytest.mark.parametrize("name", FORMS)
+def test_a_draw_by_triton_is_no_less_accurate_than_the_eager_one(name, case, dtype):
+    given = draw_of(case, 37, dtype=torch.float32)
+    candidates = on_gpu(given.candidates)
+
+    def draw(dtype):
+        tables = (x.detach().to("cuda", dtype).requires_grad_() for x in draw_parameters(given))
+        return LinearDraw(*tables, given.target.cuda(), candidates)
+
+    def results(loss, draw):
+        return [loss, *torch.autograd.grad(loss.sum(), draw_parameters(draw))]
+
+    narrow, wide = draw(dtype), draw(torch.float64)
+    # The same numbers in float64, not those before they were rounded.
+    wide = LinearDraw(*(x.detach().double().requires_grad_() for x in draw_parameters(narrow)), wide.target, candidates)
+    truth = results(eager_loss(FORMS[name], wide), wide)
+    ours = results(closed_form.closed_form_loss(FORMS[name], narrow)[0], narrow)
+    eager = results(eager_loss(FORMS[name], narrow), narrow)
+    for found, allowed, exact in zip(ours, eager, truth, strict=True):
+        error, bound = ((x.double() - exact).norm() / (1 + exact.norm()) for x in (found, allowed))
+        assert error <= 1.5 * bound + 1e-5
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ROW_OPTIMISERS)
+def test_row_updates_by_triton_are_the_eager_ones(name, dtype):
+    found = []
+    for impl in ("eager", "triton"):
+        parameter = nn.Parameter(torch.linspace(-2, 2, C * D).reshape(C, D).to("cuda", dtype))
+        optimizer = ROW_OPTIMISERS[name]([parameter], impl=impl)
+        for step in range(3):
+            generator = torch.Generator("cuda").manual_seed(step)
+            ids = torch.randint(0, C // 3, (5000,), device="cuda", generator=generator)
+            ids[:700] = 7
+            rows = torch.randn(5000, D, device="cuda", generator=generator).to(dtype)
+            parameter.grad = torch.sparse_coo_tensor(ids.unsqueeze(0), rows, (C, D), check_invariants=False)
+            optimizer.step()
+        found.append(parameter.detach().float())
+    torch.testing.assert_close(*found, rtol=0.02 if dtype == torch.bfloat16 else 1e-4, atol=1e-3)
+
+
+def test_rows_rounded_at_random_by_triton_move_on_average():
+    moved = {}
+    for rounding in (False, True):
+        parameter = nn.Parameter(torch.ones(C, D, dtype=torch.bfloat16, device="cuda"))
+        optimizer = ROW_OPTIMISERS["RowSGD"]([parameter], impl="triton", stochastic_rounding=rounding)
+        optimizer.param_groups[0]["lr"] = 2**-8 / 100
+        for _ in range(20):
+            ids = torch.arange(C - 1, device="cuda").unsqueeze(0)
+            rows = torch.ones(C - 1, D, dtype=torch.bfloat16, device="cuda")
+            parameter.grad = torch.sparse_coo_tensor(ids, rows, (C, D), check_invariants=False)
+            optimizer.step()
+        moved[rounding] = (1 - parameter.double()[:-1].mean()).item()
+        assert (parameter[-1] == 1).all()
+    assert moved[False] == 0
+    assert moved[True] == pytest.approx(20 * 2**-8 / 100, rel=0.05)
