@@ -110,7 +110,8 @@ def floor(given: Problem) -> Step:
         rows = weight.index_select(0, ids)
         scores = hidden @ rows[setting.batch :].T
         scores @ rows[setting.batch :]
-        rows[setting.batch :] = scores.T @ hidden
+        scores.T @ hidden
+        # The rows as they were: the other contenders train the same table.
         weight.index_copy_(0, ids, rows)
 
     return step

@@ -25,3 +25,9 @@ def test_without_a_gpu_triton_is_refused_by_name():
     head = ClassHead(D, C, sampler=Systematic(torch.ones(C), 40), impl="triton")
     with pytest.raises(ValueError, match="`impl` must be 'auto' or 'eager' on cpu"):
         head(torch.randn(B, D), torch.randint(C, (B,)))
+
+
+def test_a_head_pickled_without_an_implementation_works():
+    head = ClassHead(D, C, sampler=Systematic(torch.ones(C), 40))
+    del head.__dict__["impl"]
+    assert head(torch.randn(B, D), torch.randint(C, (B,))).isfinite()

@@ -36,6 +36,7 @@ DRAWS = {
     "many exclusions": ((1, 3), MAX_COMPARED + 4, 0),
     "included": ((1,), 3, 4),
     "sorted": ((1, 3), 3, 4),
+    "fewer groups than said": ((4, 1), 3, 2),
     "sorted, many exclusions": ((3,), MAX_COMPARED + 1, 2),
 }
 
@@ -73,7 +74,7 @@ def dense(gradients):
     return [g.to_dense() if g.is_sparse else g for g in gradients]
 
 
-@pytest.mark.parametrize("batch", [1, 10])
+@pytest.mark.parametrize("batch", [1, 5, 10])
 @pytest.mark.parametrize("case", DRAWS)
 @pytest.mark.parametrize("name", FORMS)
 def test_losses_and_gradients_are_those_of_the_reference(name, case, batch):
@@ -156,3 +157,23 @@ def test_a_head_has_the_same_loss_and_gradients_with_every_sampler(name, sparse)
 def test_an_implementation_that_does_not_exist_is_refused():
     with pytest.raises(ValueError, match="`impl` must be one of 'auto', 'eager', 'triton', got 'cuda'"):
         ClassHead(D, C, impl="cuda")
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_under_autocast_to_float16_gradients_stay_finite_and_can_be_differentiated(name):
+    """A sum over thousands of slots, times the scale that keeps small probabilities, would overflow."""
+    torch.manual_seed(0)
+    target, k = torch.randint(C, (3,)), 4096
+    block = Block(torch.randint(C, (1, k)), torch.zeros(1, k, dtype=torch.float64))
+    candidates = Candidates((block,), target.unsqueeze(1), lambda: torch.zeros(3, dtype=torch.float64), C)
+    hidden, weight = torch.full((3, D), 0.3, requires_grad=True), torch.full((C, D), 0.25, requires_grad=True)
+    draw = LinearDraw(hidden, weight, None, target, candidates)
+    found = []
+    with torch.autocast("cpu", torch.float16):
+        for loss in (closed_form_loss(FORMS[name], draw)[0], eager_loss(FORMS[name], draw)):
+            first = torch.autograd.grad(loss.sum(), [hidden, weight], retain_graph=True)
+            second = torch.autograd.grad(loss.sum(), [hidden, weight], create_graph=True)
+            torch.autograd.grad(sum(g.square().sum() for g in second), [hidden, weight], allow_unused=True)
+            found.append(first)
+    assert all(g.isfinite().all() for g in found[0])
+    torch.testing.assert_close(*found, rtol=0.05, atol=0.05)

@@ -167,3 +167,28 @@ def test_a_kernel_rounds_as_torch_does_with_the_same_noise(monkeypatch):
     round_all[(1,)](x, noise, out, N=1024)
     monkeypatch.setattr(torch, "randint", lambda *_, **__: noise)
     assert torch.equal(out, round_at_random(x).float())
+
+
+@pytest.mark.parametrize("name", OPTIMISERS)
+def test_an_optimiser_pickled_without_these_options_takes_another_group(name):
+    optimizer = OPTIMISERS[name](parameters(3))
+    state = optimizer.__getstate__()
+    for options in (state["defaults"], *state["param_groups"]):
+        del options["impl"], options["stochastic_rounding"]
+    optimizer.__setstate__(state)
+    more = parameters(3)
+    optimizer.add_param_group({"params": more})
+    set_gradients(more, 0)
+    optimizer.step()
+
+
+def test_missed_steps_are_rounded_at_random_too():
+    torch.manual_seed(0)
+    parameter = nn.Parameter(torch.ones(C, 500, dtype=torch.bfloat16))
+    optimizer = RowSGD([parameter], 0.01, weight_decay=0.01, stochastic_rounding=True)
+    for _ in range(10):
+        rows = torch.zeros(1, 500, dtype=torch.bfloat16)
+        parameter.grad = torch.sparse_coo_tensor(torch.tensor([[0]]), rows, parameter.shape, check_invariants=False)
+        optimizer.step()
+        optimizer.catch_up()
+    assert parameter.double()[1:].mean().item() == pytest.approx(0.9999**10, abs=1e-4)

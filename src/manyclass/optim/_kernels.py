@@ -29,9 +29,9 @@ def check_options(options: dict[str, Any]) -> None:
 
 def add_missing_options(optimizer: Optimizer) -> None:
     """Give groups of a loaded state the options that it lacks."""
-    for group in optimizer.param_groups:
+    for options in (optimizer.defaults, *optimizer.param_groups):
         for name, value in OPTIONS.items():
-            group.setdefault(name, value)
+            options.setdefault(name, value)
 
 
 def triton_rows(parameter: Tensor, group: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor | None] | None:

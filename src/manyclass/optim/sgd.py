@@ -97,7 +97,7 @@ class RowSGD(Optimizer):
         if momentum and "momentum_buffer" not in state:
             state["momentum_buffer"] = torch.zeros_like(parameter, dtype=gradient.dtype)
         if ids is None:
-            self._catch_up(parameter)
+            self._catch_up(parameter, group)
         elif (momentum or decay) and "history" not in state:
             state["last"] = torch.zeros(len(parameter), dtype=torch.int64, device=parameter.device)
             state["history"] = empty(parameter.device)
@@ -123,9 +123,9 @@ class RowSGD(Optimizer):
         """Apply the missed steps to every row, as torch's SGD would have. O(C)."""
         for group in self.param_groups:
             for parameter in group["params"]:
-                self._catch_up(parameter)
+                self._catch_up(parameter, group)
 
-    def _catch_up(self, parameter: Tensor) -> None:
+    def _catch_up(self, parameter: Tensor, group: dict[str, Any]) -> None:
         state = self.state.get(parameter, {})
         if "history" not in state:
             return
@@ -135,7 +135,7 @@ class RowSGD(Optimizer):
             table = parameter[part]
             rows = take(table, None)
             _apply(since(state["history"], state["last"][part]), rows, velocity)
-            put(table, None, rows)
+            put(table, None, rows, stochastic=group["stochastic_rounding"])
         del state["history"], state["last"]
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

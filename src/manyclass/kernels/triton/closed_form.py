@@ -39,7 +39,7 @@ def closed_form_loss(form: Form, draw: LinearDraw) -> tuple[Tensor, Tensor | Non
     bias = None if draw.bias is None else torch.gather(draw.bias, 0, ids, sparse_grad=draw.sparse)
     hidden = directions(draw.hidden, draw.similarity)
     loss, gradient = _Loss.apply(hidden, rows, bias, ids, form, layout, draw)  # type: ignore[no-untyped-call]
-    plain = layout.order is None and layout.rows == layout.batch and _scale(product_dtype(hidden)) == 1
+    plain = layout.order is None and layout.rows == layout.batch and _scale(form, product_dtype(hidden)) == 1
     return loss, gradient if plain else None
 
 
@@ -57,7 +57,7 @@ class _Loss(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         dtype = product_dtype(given_hidden)
         hidden, rows = given_hidden.to(dtype), given_rows.to(dtype)
-        batch, scale = layout.batch, _scale(dtype)
+        batch, scale = layout.batch, _scale(form, dtype)
         with torch.autocast(hidden.device.type, enabled=False):
             target_score = (at_least_float32(hidden) * at_least_float32(rows[:batch])).sum(1)
             offset = _offset(form, layout, target_score.dtype)
@@ -76,19 +76,21 @@ class _Loss(torch.autograd.Function):
         ctx.mark_non_differentiable(scores)
         # Otherwise autograd would allocate zeros [B, K] as the gradient of the second output.
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(given_hidden, given_rows, bias, hidden, rows, scores, target_gradient)
-        ctx.form, ctx.layout, ctx.candidates, ctx.scale = form, layout, draw.candidates, scale
+        # Copies in another dtype or order are made again rather than kept.
+        ctx.save_for_backward(given_hidden, given_rows, bias, scores, target_gradient)
+        ctx.form, ctx.layout, ctx.candidates, ctx.scale, ctx.dtype = form, layout, draw.candidates, scale, dtype
         return loss, scores
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, _: None) -> tuple[Tensor | None, ...]:
-        *inputs, hidden, rows, scores, target_gradient = ctx.saved_tensors
+        *inputs, scores, target_gradient = ctx.saved_tensors
         layout, wanted = ctx.layout, ctx.needs_input_grad[:3]
         if torch.is_grad_enabled():
-            loss = _differentiable_loss(ctx.form, inputs, layout, ctx.candidates)
+            loss = _differentiable_loss(ctx.form, inputs, layout, ctx.candidates, ctx.dtype)
             needed = [x for x, want in zip(inputs, wanted, strict=True) if want]
             found = iter(torch.autograd.grad(loss, needed, grad, create_graph=True))
             return *(next(found) if want else None for want in wanted), *[None] * 4
+        hidden, rows = _by_group(inputs[0].to(ctx.dtype), layout), inputs[1].to(ctx.dtype)
         batch, grad = layout.batch, grad.contiguous()
         product = torch.empty_like(hidden) if wanted[0] else None
         grad_rows, scaled_hidden = (torch.empty_like(rows), torch.empty_like(hidden)) if wanted[1] else (None, None)
@@ -127,9 +129,11 @@ class _Loss(torch.autograd.Function):
         )
 
 
-def _differentiable_loss(form: Form, inputs: list[Any], layout: Layout, candidates: Candidates) -> Tensor:
+def _differentiable_loss(
+    form: Form, inputs: list[Any], layout: Layout, candidates: Candidates, dtype: torch.dtype
+) -> Tensor:
     """Return the losses [B] of hidden, rows and bias by torch's operators, differentiable any number of times."""
-    hidden, rows, bias = inputs
+    hidden, rows, bias = inputs[0].to(dtype), inputs[1].to(dtype), inputs[2]
     batch, grouped = layout.batch, _by_group(hidden, layout)
     target_score = (at_least_float32(hidden) * at_least_float32(rows[:batch])).sum(1)
     if bias is not None:
@@ -149,8 +153,11 @@ def _differentiable_loss(form: Form, inputs: list[Any], layout: Layout, candidat
     return form.loss(target_score, scores.masked_fill(hits, -math.inf), candidates)
 
 
-def _scale(dtype: torch.dtype) -> float:
-    return HALF_SCALE if dtype == torch.float16 else 1.0
+def _scale(form: Form, dtype: torch.dtype) -> float:
+    """Return the factor that ∂loss/∂s is stored with."""
+    # A sum that is no mean may be large already.
+    bounded = isinstance(form, LogSumExp) or form.mean
+    return HALF_SCALE if bounded and dtype == torch.float16 else 1.0
 
 
 def _offset(form: Form, layout: Layout, dtype: torch.dtype) -> Tensor:

@@ -31,27 +31,15 @@ def log_sum_exp_(
     loss, target_gradient = torch.empty_like(target_score), torch.empty_like(target_score)
     with torch.cuda.device_of(scores):
         _log_sum_exp[(triton.cdiv(layout.rows, ROWS),)](
-            scores,
-            offset,
-            ids,
-            layout.excluded,
-            layout.mask,
-            layout.order,
-            target_score,
-            loss,
-            target_gradient,
-            layout.batch,
-            layout.rows,
-            layout.columns,
-            layout.excluded.shape[1],
-            scale,
-            **layout.sizes(),
-            PARTS=len(layout.parts),
-            INCLUDED=not layout.parts[-1].drawn,
+            scores=scores,
+            offset=offset,
+            ids=ids,
+            target_score=target_score,
+            loss=loss,
+            target_gradient=target_gradient,
+            scale=scale,
+            **layout.arguments(offset.dtype),
             TARGET=form.target,
-            HAS_ORDER=layout.order is not None,
-            HAS_MASK=layout.mask is not None,
-            WIDE=tl.float64 if offset.dtype == torch.float64 else tl.float32,
             ROWS=ROWS,
             COLUMNS=COLUMNS,
             num_warps=WARPS,
@@ -77,10 +65,13 @@ def _log_sum_exp(  # type: ignore[no-untyped-def]
     scale,
     k0,
     size0,
+    place0,
     k1,
     size1,
+    place1,
     k2,
     size2,
+    place2,
     PARTS: tl.constexpr,
     INCLUDED: tl.constexpr,
     TARGET: tl.constexpr,
@@ -113,13 +104,12 @@ def _log_sum_exp(  # type: ignore[no-untyped-def]
             tl.store(loss + example, value, mask=present)
             tl.store(target_gradient + example, tl.where(has_z, own * share - 1.0, 0.0), mask=present)
         first = 0
-        place = tl.zeros([], tl.int64)
         for part in tl.static_range(PARTS):
-            k, size = k0, size0
+            k, size, place = k0, size0, place0
             if part == 1:
-                k, size = k1, size1
+                k, size, place = k1, size1, place1
             if part == 2:
-                k, size = k2, size2
+                k, size, place = k2, size2, place2
             for start in range(0, k, COLUMNS):
                 column = start + tl.arange(0, COLUMNS)
                 s = slot_scores(
@@ -153,4 +143,3 @@ def _log_sum_exp(  # type: ignore[no-untyped-def]
                     at = row[:, None] * columns + first + column[None, :]
                     tl.store(scores + at, u, mask=(row < rows)[:, None] & (column < k)[None, :])
             first += k
-            place += tl.cdiv(batch, size).to(tl.int64) * k

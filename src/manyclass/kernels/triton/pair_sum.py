@@ -24,31 +24,19 @@ def pair_sum_(
     loss, target_gradient = torch.empty_like(target_score), torch.empty_like(target_score)
     with torch.cuda.device_of(scores):
         _pair_sum[(triton.cdiv(layout.rows, ROWS),)](
-            scores,
-            offset,
-            ids,
-            layout.excluded,
-            layout.mask,
-            layout.order,
-            target_score,
-            loss,
-            target_gradient,
-            layout.batch,
-            layout.rows,
-            layout.columns,
-            layout.excluded.shape[1],
-            scale,
-            **layout.sizes(),
-            PARTS=len(layout.parts),
-            INCLUDED=not layout.parts[-1].drawn,
+            scores=scores,
+            offset=offset,
+            ids=ids,
+            target_score=target_score,
+            loss=loss,
+            target_gradient=target_gradient,
+            scale=scale,
+            **layout.arguments(offset.dtype),
             HINGE=form.activation == "relu",
             PAIRED=form.paired,
             POSITIVE=form.positive,
             MEAN=form.mean,
             NEEDS_CANDIDATES=form.needs_candidates,
-            HAS_ORDER=layout.order is not None,
-            HAS_MASK=layout.mask is not None,
-            WIDE=tl.float64 if offset.dtype == torch.float64 else tl.float32,
             ROWS=ROWS,
             COLUMNS=COLUMNS,
             num_warps=WARPS,
@@ -87,10 +75,13 @@ def _pair_sum(  # type: ignore[no-untyped-def]
     scale,
     k0,
     size0,
+    place0,
     k1,
     size1,
+    place1,
     k2,
     size2,
+    place2,
     PARTS: tl.constexpr,
     INCLUDED: tl.constexpr,
     HINGE: tl.constexpr,
@@ -135,13 +126,12 @@ def _pair_sum(  # type: ignore[no-untyped-def]
             tl.store(loss + example, value, mask=present)
             tl.store(target_gradient + example, own, mask=present)
         first = 0
-        place = tl.zeros([], tl.int64)
         for part in tl.static_range(PARTS):
-            k, size = k0, size0
+            k, size, place = k0, size0, place0
             if part == 1:
-                k, size = k1, size1
+                k, size, place = k1, size1, place1
             if part == 2:
-                k, size = k2, size2
+                k, size, place = k2, size2, place2
             for start in range(0, k, COLUMNS):
                 column = start + tl.arange(0, COLUMNS)
                 s = slot_scores(
@@ -185,4 +175,3 @@ def _pair_sum(  # type: ignore[no-untyped-def]
                     gradient = gradient * (share * scale)[:, None]
                     tl.store(scores + at, gradient, mask=(row < rows)[:, None] & (column < k)[None, :])
             first += k
-            place += tl.cdiv(batch, size).to(tl.int64) * k

@@ -176,7 +176,7 @@ def _put(  # type: ignore[no-untyped-def]
 ) -> Any:
     """Write a row, or a part of it."""
     if STOCHASTIC:
-        # A number for each position and column: philox takes 32 bits of each.
+        # The place wraps at 32 bits: rows that are 2²⁰ positions apart have the same noise, still without bias.
         noise = tl.randint(tl.load(seed), position * 4096 + column)
         row = rounded(row, noise.to(tl.int32, bitcast=True))
     tl.store(table + at, row, mask=inside)
@@ -232,6 +232,8 @@ def _adagrad(  # type: ignore[no-untyped-def]
         at = here * dim + column
         if BY_ROW:
             squares = tl.load(total + here) + tl.sum(gradient * gradient, 0) / dim
+            # Every warp reads the number that one of them writes.
+            tl.debug_barrier()
             tl.store(total + here, squares)
         else:
             squares = tl.load(total + at, mask=inside, other=0.0) + gradient * gradient
@@ -272,6 +274,8 @@ def _adam(  # type: ignore[no-untyped-def]
         m = tl.load(first + at, mask=inside, other=0.0)
         m += (gradient - m) * (1.0 - beta1)
         v = tl.load(second + at, mask=inside, other=0.0) * beta2 + gradient * gradient * (1.0 - beta2)
+        # Every warp reads the number that one of them writes.
+        tl.debug_barrier()
         tl.store(steps + here, step)
         tl.store(first + at, m, mask=inside)
         tl.store(second + at, v, mask=inside)

@@ -97,12 +97,26 @@ class Layout:
         """float64 [Σ G·K]: log κ of all slots, part by part."""
         return torch.cat([part.log_kappa.reshape(-1) for part in self.parts])
 
-    def sizes(self) -> dict[str, int]:
-        """Return K and the examples of a group of each part, by the names of kernels' arguments; 1 if it is missing."""
-        found = {}
+    def arguments(self, dtype: torch.dtype) -> dict[str, Any]:
+        """Return the arguments by name of a kernel that goes over all slots and sums in a dtype."""
+        found: dict[str, Any] = {
+            "excluded": self.excluded,
+            "mask": self.mask,
+            "order": self.order,
+            "batch": self.batch,
+            "rows": self.rows,
+            "columns": self.columns,
+            "num_excluded": self.excluded.shape[1],
+            "PARTS": len(self.parts),
+            "INCLUDED": not self.parts[-1].drawn,
+            "HAS_ORDER": self.order is not None,
+            "HAS_MASK": self.mask is not None,
+            "WIDE": tl.float64 if dtype == torch.float64 else tl.float32,
+        }
         for i in range(MAX_PARTS):
             part = self.parts[i] if i < len(self.parts) else None
-            found[f"k{i}"], found[f"size{i}"] = (part.ids.shape[1], part.size) if part else (1, 1)
+            numbers = (part.ids.shape[1], part.size, part.place) if part else (1, 1, 0)
+            found[f"k{i}"], found[f"size{i}"], found[f"place{i}"] = numbers
         return found
 
 
