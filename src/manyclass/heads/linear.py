@@ -65,7 +65,7 @@ class ClassHead(nn.Module):
     """
 
     bias: nn.Parameter | None
-    # Heads that were pickled before it existed have none of their own.
+    # For heads that were pickled before this option existed.
     impl: str = "auto"
 
     def __init__(
