@@ -14,12 +14,12 @@ from manyclass.heads.examples import Examples
 from manyclass.kernels import (
     LinearDraw,
     available_ways,
+    check_triton,
     closed_form_loss,
     directions,
     exact_cross_entropy,
     fastest_way,
     has_closed_form,
-    triton,
 )
 
 
@@ -71,10 +71,7 @@ def _triton_loss(form: Form, draw: LinearDraw) -> tuple[Tensor, Tensor | None] |
     # Values of torch.func and subclasses of tensors go through torch's operators.
     if is_transformed() or is_sharded(draw.weight):
         return None
-    if not triton.is_available(draw.hidden.detach()):
-        raise ValueError(
-            f"`impl` must be 'auto' or 'eager' on {draw.hidden.device}, where Triton's kernels cannot run, got 'triton'"
-        )
+    check_triton(draw.hidden)
     from manyclass.kernels.triton import closed_form
 
     return closed_form.closed_form_loss(form, draw)

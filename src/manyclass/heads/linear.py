@@ -21,7 +21,7 @@ from manyclass.heads._resize import resize_rows, resize_state
 from manyclass.heads._rows import RowLookup, fill_, gathered, is_sharded, replace_target_rows
 from manyclass.heads.exact import TopK, exact_log_prob, exact_log_z, exact_topk
 from manyclass.heads.sampled import approximate_log_likelihood, exact_loss, sampled_loss
-from manyclass.kernels import at_least_float32, directions, exclude_hits, linear_scores
+from manyclass.kernels import IMPLS, at_least_float32, directions, exclude_hits, linear_scores
 from manyclass.objectives import Likelihood, Objective
 from manyclass.samplers import ErrorProbe, Sampler, check_life_cycle, score_by
 
@@ -93,7 +93,7 @@ class ClassHead(nn.Module):
         _check.integer("num_classes", num_classes, 1)
         _check.choice("similarity", similarity, ("dot", "cosine"))
         _check.choice("update", update, ("scored", "observed"))
-        _check.choice("impl", impl, ("auto", "eager", "triton"))
+        _check.choice("impl", impl, IMPLS)
         self.similarity = similarity
         self.scale = _check.number("scale", scale, low=0, strict=True)
         self.update = update

@@ -15,3 +15,5 @@ from manyclass.kernels.exact import available_ways as available_ways
 from manyclass.kernels.exact import default_way as default_way
 from manyclass.kernels.exact import exact_cross_entropy as exact_cross_entropy
 from manyclass.kernels.fastest import fastest_way as fastest_way
+from manyclass.kernels.impl import IMPLS as IMPLS
+from manyclass.kernels.impl import check_triton as check_triton

@@ -7,9 +7,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from manyclass import _check
-from manyclass.kernels import triton
+from manyclass.kernels import IMPLS, check_triton
 
-IMPLS = ("auto", "eager", "triton")
 # Options of every row optimiser; states that were saved before these existed lack them.
 OPTIONS: dict[str, Any] = {"impl": "auto", "stochastic_rounding": False}
 
@@ -44,10 +43,7 @@ def triton_rows(parameter: Tensor, group: dict[str, Any]) -> tuple[Tensor, Tenso
     """
     if group["impl"] != "triton":
         return None
-    if not triton.is_available(parameter.detach()):
-        raise ValueError(
-            f"`impl` must be 'auto' or 'eager' on {parameter.device}, where Triton's kernels cannot run, got 'triton'"
-        )
+    check_triton(parameter)
     gradient = parameter.grad
     if gradient is None or gradient.layout != torch.sparse_coo or gradient.sparse_dim() != 1 or gradient._nnz() == 0:
         return None
