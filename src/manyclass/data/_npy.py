@@ -11,7 +11,6 @@ import struct
 import warnings
 import zipfile
 import zlib
-from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
@@ -154,8 +153,7 @@ def open_member(archive: zipfile.ZipFile, key: str, path: Path, name: str) -> Ar
 def _header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, "np.dtype[Any]", int]:
     """Return the shape, True if stored column by column, the dtype, and the position of the numbers."""
     version = npy.read_magic(file)
-    known = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
-    read: Callable[[IO[bytes]], Any] | None = known.get(version)
+    read = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}.get(version)
     if read is None:
         raise ValueError(f"version {'.'.join(map(str, version))} of the format is not known")
     return *read(file), file.tell()

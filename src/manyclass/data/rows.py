@@ -107,9 +107,8 @@ def class_counts(labels: "np.ndarray[Any, Any]", num_classes: int) -> "np.ndarra
 
 def runs(begin: "np.ndarray[Any, Any]", number: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
     """Return the positions begin, begin + 1, … of each run, concatenated."""
-    place = np.repeat(begin - (np.cumsum(number) - number), number)
-    positions: np.ndarray[Any, Any] = place + np.arange(len(place))
-    return positions
+    place: np.ndarray[Any, Any] = np.repeat(begin - (np.cumsum(number) - number), number)
+    return place + np.arange(len(place))
 
 
 class RowBatches:
