@@ -4,6 +4,8 @@ import pytest
 import torch
 
 from manyclass import ClassHead
+from manyclass.kernels import impl as choice
+from manyclass.optim import RowAdagrad
 from manyclass.samplers import Exhaustive, Systematic
 
 C, D, B = 300, 6, 20
@@ -31,3 +33,51 @@ def test_a_head_pickled_without_an_implementation_works():
     head = ClassHead(D, C, sampler=Systematic(torch.ones(C), 40))
     del head.__dict__["impl"]
     assert head(torch.randn(B, D), torch.randint(C, (B,))).isfinite()
+
+
+@pytest.fixture
+def launched(monkeypatch, interpreted):
+    """The kernels that have been launched, by name; values of arguments are not read, as on a GPU."""
+    pytest.importorskip("triton")
+    from manyclass.kernels.triton import closed_form, comb, rows, targets
+
+    names = []
+
+    def watch(module, name):
+        run = getattr(module, name)
+        monkeypatch.setattr(module, name, lambda *given, **options: names.append(name) or run(*given, **options))
+
+    watch(comb, "comb")
+    watch(targets, "present_targets")
+    watch(closed_form, "closed_form_loss")
+    watch(rows, "adagrad_")
+    monkeypatch.setattr("manyclass._check.reads_values", lambda _: False)
+    return names
+
+
+def train_a_step(impl):
+    torch.manual_seed(0)
+    head = ClassHead(D, C, sampler=Systematic(torch.ones(C), 40), impl=impl, sparse=True, bias=False)
+    optimizer = RowAdagrad(head.parameters(), 0.1, impl=impl)
+    head(torch.randn(B, D), torch.randint(C, (B,))).backward()
+    optimizer.step()
+    return head.weight.detach()
+
+
+ALL_KERNELS = ["present_targets", "comb", "closed_form_loss", "adagrad_"]
+
+
+@pytest.mark.filterwarnings("ignore:divide by zero:RuntimeWarning", "ignore:invalid value:RuntimeWarning")
+@pytest.mark.parametrize(("impl", "expected"), [("auto", []), ("eager", []), ("triton", ALL_KERNELS)])
+def test_every_part_of_a_step_follows_the_choice(launched, impl, expected):
+    train_a_step(impl)
+    assert launched == expected
+
+
+@pytest.mark.filterwarnings("ignore:divide by zero:RuntimeWarning", "ignore:invalid value:RuntimeWarning")
+def test_one_name_decides_for_auto(launched, monkeypatch):
+    expected = train_a_step("auto")
+    monkeypatch.setattr(choice, "AUTO_ON_GPU", "triton")
+    found = train_a_step("auto")
+    assert launched == ALL_KERNELS
+    torch.testing.assert_close(found, expected)

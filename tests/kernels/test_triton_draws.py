@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -113,6 +114,55 @@ def test_a_second_derivative_is_that_of_the_reference(name, case):
         second = torch.autograd.grad(total, parameters(draw), allow_unused=True, materialize_grads=True)
         found.append(second)
     torch.testing.assert_close(*found, rtol=1e-7, atol=1e-7)
+
+
+@pytest.mark.parametrize("ignored", [[3], [0, 4, 9], list(range(10))], ids=["one", "some", "all"])
+@pytest.mark.parametrize("case", ["shared", "explicit and each", "many exclusions", "sorted"])
+@pytest.mark.parametrize("name", FORMS)
+def test_ignored_examples_have_no_loss_and_no_gradient_whatever_their_hidden_vectors(name, case, ignored):
+    draw = draw_of(case, 10)
+    valid = torch.ones(10, dtype=torch.bool)
+    valid[ignored] = False
+    expected = torch.where(valid, eager_loss(FORMS[name], draw), 0.0)
+    damaged = draw.hidden.detach().clone()
+    damaged[~valid] = torch.tensor([math.nan, math.inf, -math.inf, 1.0, 1.0, 1.0, 1.0], dtype=damaged.dtype)
+    given = replace(draw, hidden=damaged.requires_grad_(), valid=valid)
+    loss, score_gradient = closed_form_loss(FORMS[name], given)
+    torch.testing.assert_close(loss, expected, rtol=1e-9, atol=1e-9)
+    assert score_gradient is None or (score_gradient[~valid] == 0).all()
+    upstream = torch.randn(10, dtype=torch.float64)
+    ours, theirs = (torch.autograd.grad(x, parameters(d), upstream) for x, d in ((loss, given), (expected, draw)))
+    torch.testing.assert_close(dense(ours), dense(theirs), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_a_second_derivative_leaves_ignored_examples_out(name):
+    draw = draw_of("sorted", 6)
+    valid = torch.tensor([True, False, True, True, False, True])
+    found = []
+    for loss in (
+        closed_form_loss(FORMS[name], replace(draw, valid=valid))[0],
+        torch.where(valid, eager_loss(FORMS[name], draw), 0.0),
+    ):
+        first = torch.autograd.grad(loss.sum(), parameters(draw), create_graph=True)
+        total = sum(g.square().sum() for g in first)
+        found.append(torch.autograd.grad(total, parameters(draw), allow_unused=True, materialize_grads=True))
+    torch.testing.assert_close(*found, rtol=1e-7, atol=1e-7)
+
+
+@pytest.mark.parametrize("columns", [127, 128, 129, 511, 512, 513, 1025])
+@pytest.mark.parametrize("name", ["likelihood", "logistic ranking"])
+def test_any_number_of_slots_fills_the_tiles_of_a_kernel(name, columns):
+    torch.manual_seed(0)
+    target = torch.randint(C, (5,))
+    block = Block(torch.randint(C, (1, columns)), torch.randn(1, columns, dtype=torch.float64))
+    candidates = Candidates((block,), target.unsqueeze(1), lambda: torch.zeros(5, dtype=torch.float64), C)
+    hidden, weight = (torch.randn(n, D, dtype=torch.float64, requires_grad=True) for n in (5, C))
+    draw = LinearDraw(hidden, weight, None, target, candidates)
+    losses = closed_form_loss(FORMS[name], draw)[0], eager_loss(FORMS[name], draw)
+    torch.testing.assert_close(*losses, rtol=1e-9, atol=1e-9)
+    ours, theirs = (torch.autograd.grad(loss.sum(), [hidden, weight]) for loss in losses)
+    torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("name", FORMS)

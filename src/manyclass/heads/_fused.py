@@ -14,12 +14,12 @@ from manyclass.heads.examples import Examples
 from manyclass.kernels import (
     LinearDraw,
     available_ways,
-    check_triton,
     closed_form_loss,
     directions,
     exact_cross_entropy,
     fastest_way,
     has_closed_form,
+    runs_triton,
 )
 
 
@@ -41,7 +41,10 @@ class LinearHead(ProbedHead, Protocol):
 
 
 def fused_loss(self: LinearHead, examples: Examples, candidates: Candidates) -> tuple[Tensor, Tensor | None] | None:
-    """Return losses [B] and, if known, ∂loss/∂s [B, K] from a kernel; None if there is none for this draw."""
+    """Return losses [B] and, if known, ∂loss/∂s [B, K] from a kernel; None if there is none for this draw.
+
+    The losses of ignored examples are 0.
+    """
     form = _fusible_form(self)
     if form is None:
         return None
@@ -50,31 +53,29 @@ def fused_loss(self: LinearHead, examples: Examples, candidates: Candidates) -> 
         sparse = self.sparse and not is_sharded(self.weight)
         if not (sparse and torch.compiler.is_compiling()):
             way = "eager" if self.impl == "eager" else candidates.way
-            return _cross_entropy(self, examples, way, sparse=sparse), None
+            return examples.without_ignored(_cross_entropy(self, examples, way, sparse=sparse)), None
     # Kernels read the memory of tensors, which a graph that is being compiled does not have.
     if torch.compiler.is_compiling() or self.impl == "eager":
         return None
     draw = LinearDraw(
-        examples.hidden, self.weight, self.bias, examples.target, candidates, self._similarity, self.sparse
+        examples.hidden,
+        self.weight,
+        self.bias,
+        examples.target,
+        candidates,
+        self._similarity,
+        self.sparse,
+        examples.valid,
     )
-    if self.impl == "triton":
-        return _triton_loss(form, draw)
-    return closed_form_loss(form, draw) if has_closed_form(form, draw) else None
+    # Subclasses of tensors, such as sharded ones, go through torch's operators.
+    if not is_sharded(self.weight) and runs_triton(draw.hidden, draw.weight, impl=self.impl):
+        from manyclass.kernels.triton import closed_form
 
-
-def _triton_loss(form: Form, draw: LinearDraw) -> tuple[Tensor, Tensor | None] | None:
-    """Return losses [B] and, if known, ∂loss/∂s [B, K] from Triton's kernels; None if they do not support the draw.
-
-    Raises:
-        ValueError: they cannot run on the device.
-    """
-    # Values of torch.func and subclasses of tensors go through torch's operators.
-    if is_transformed() or is_sharded(draw.weight):
+        return closed_form.closed_form_loss(form, draw)
+    if self.impl == "triton" or not has_closed_form(form, draw):
         return None
-    check_triton(draw.hidden)
-    from manyclass.kernels.triton import closed_form
-
-    return closed_form.closed_form_loss(form, draw)
+    loss, score_gradient = closed_form_loss(form, draw)
+    return examples.without_ignored(loss), score_gradient
 
 
 def exact_losses(self: LinearHead, examples: Examples) -> Tensor | None:

@@ -8,8 +8,10 @@ from torch import Tensor
 
 from manyclass import _check
 from manyclass.defaults import IGNORE_INDEX
+from manyclass.kernels import runs_triton
 
 REDUCTIONS = ("mean", "sum", "none")
+MAX_TARGETS = 1 << 16  # that one program of a kernel reads; more take torch's operators, which share the work
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,7 @@ class Examples:
         log_z: [B] or None.
         shape: the shape of the targets before.
         include: int64 [B, I] or None; its values may be the target, repeated or excluded.
+        share: [B], the share of each example in a mean without weights, 0 for ignored ones; None: not known.
     """
 
     hidden: Tensor
@@ -35,6 +38,7 @@ class Examples:
     log_z: Tensor | None
     shape: torch.Size
     include: Tensor | None = None
+    share: Tensor | None = None
 
     def present(self) -> "Examples":
         """Return the examples that are not ignored. Synchronises with the device; the shape depends on the data.
@@ -59,12 +63,20 @@ class Examples:
         hidden, target = self.hidden[rows], self.target[rows]
         return Examples(hidden, target, valid, weight, exclude, log_z, target.shape, include)
 
+    def without_ignored(self, loss: Tensor) -> Tensor:
+        """Return losses [B] with 0 for ignored examples, whose losses may be infinite."""
+        return loss if self.valid is None else torch.where(self.valid, loss, 0.0)
+
     def reduce(self, loss: Tensor, reduction: str) -> Tensor:
-        """Reduce losses [B]. The mean is weighted; if all examples are ignored or have weight 0, it is 0."""
-        if reduction == "mean" and self.valid is None and self.weight is None:
-            return loss.mean()
-        if self.valid is not None:
-            loss = torch.where(self.valid, loss, 0.0)
+        """Reduce losses [B], 0 for ignored examples, to a weighted mean, a sum, or losses of the shape of the targets.
+
+        The mean is 0 if all examples are ignored or have weight 0.
+        """
+        if reduction == "mean" and self.weight is None:
+            if self.valid is None:
+                return loss.mean()
+            if self.share is not None:
+                return loss.dot(self.share.to(loss.dtype))
         if self.weight is not None:
             loss = loss * self.weight
         if reduction == "none":
@@ -104,15 +116,23 @@ def flatten_examples(
             f"`target` must have the leading shape of `hidden`, {list(hidden.shape[:-1])}, got {list(target.shape)}"
         )
     _check.device("target", target, hidden.device)
-    given, shape, valid, ends = target, target.shape, None, None
+    given, shape = target, target.shape
+    valid = share = ends = None
     if _check.reads_values(target) and not target.is_floating_point():
         ends = _check.extremes(target)
     # If values may be read and no target is ignored, everything below is much shorter.
     if ends is None or ends[0] <= ignore_index <= ends[1]:
-        valid, ends = (target != ignore_index).reshape(-1), None
-        if not target.is_floating_point():
-            flat = target.reshape(-1)
-            target = torch.where(valid, flat, flat.masked_fill(~valid, 0).amax()).reshape(shape)
+        ends = None
+        if target.dtype == torch.int64 and target.numel() <= MAX_TARGETS and runs_triton(target):
+            from manyclass.kernels.triton.targets import present_targets
+
+            wide = torch.float64 if hidden.dtype == torch.float64 else torch.float32
+            target, valid, share = present_targets(target.reshape(-1).contiguous(), ignore_index, dtype=wide)
+        else:
+            valid = (target != ignore_index).reshape(-1)
+            if not target.is_floating_point():
+                flat = target.reshape(-1)
+                target = torch.where(valid, flat, flat.masked_fill(~valid, 0).amax())
     target = _check.ids("target", target, num_classes, ends=ends).reshape(-1)
     if len(shape) != 1:
         hidden = hidden.reshape(target.shape[0], *hidden.shape[len(shape) :])
@@ -132,7 +152,7 @@ def flatten_examples(
     if log_z is not None:
         _check_floats(log_z, "log_z", shape, hidden.device)
         log_z = log_z.reshape(-1)
-    return Examples(hidden, target, valid, weight, exclude, log_z, shape, include)
+    return Examples(hidden, target, valid, weight, exclude, log_z, shape, include, share)
 
 
 def _check_floats(value: Tensor, name: str, shape: torch.Size, device: torch.device) -> None:

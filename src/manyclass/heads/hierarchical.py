@@ -117,7 +117,7 @@ class HierarchicalHead(nn.Module):
         )
         loss = -self.log_prob(examples.hidden, examples.target.unsqueeze(1)).squeeze(1)
         _check.finite_loss(loss, hidden=examples.hidden, weight=self.weight, bias=self.bias)
-        return examples.reduce(loss, reduction)
+        return examples.reduce(examples.without_ignored(loss), reduction)
 
     def log_prob(self, hidden: Tensor, ids: Tensor) -> Tensor:
         """Return log-probabilities [..., K] of hidden [..., D] for ids [..., K], or for ids [K] that all share."""

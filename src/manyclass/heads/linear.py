@@ -46,7 +46,8 @@ class ClassHead(nn.Module):
         update: the rows that learn: "scored", all that a step scores, or "observed", only the classes of its targets.
         sparse: whether the gradients of weight and bias are row-sparse.
         impl: the implementation of the loss: "eager" by torch's operators; "triton" by kernels on a GPU, for objectives
-            of one of the two forms without a margin, and draws of at most three blocks, else by torch's operators;
+            of one of the two forms without a transform of the target's score, and draws of at most three blocks, else
+            by torch's operators; it also draws combs (`Systematic`, `Learned`) and replaces ignored targets by kernels.
             "auto" by compiled kernels on the CPU, and on a GPU by kernels for the loss over all classes and by torch's
             operators for a draw. torch.compile traces torch's operators.
         weight: a parameter [C, D] to share instead of a new one.

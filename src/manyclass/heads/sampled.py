@@ -16,6 +16,7 @@ from manyclass.heads._learning import LearningHead, advance, draw_candidates, ob
 from manyclass.heads._probe import estimates_log_z
 from manyclass.heads.exact import exact_scores
 from manyclass.heads.examples import Examples, flatten_examples
+from manyclass.kernels import implementation
 from manyclass.objectives import Likelihood
 
 OBSERVED_EXAMPLES = 256  # at most, in an observation: all of a large batch would cost a quarter of the step
@@ -37,7 +38,7 @@ class SampledHead(LearningHead, Protocol):
         ...
 
     def fused_loss(self, examples: Examples, candidates: Candidates) -> tuple[Tensor, Tensor | None] | None:
-        """Return losses [B] and, if known, ∂loss/∂s [B, K] from a kernel; None if there is none for this draw."""
+        """Return losses [B], 0 if ignored, and, if known, ∂loss/∂s [B, K] from a kernel; None: there is none."""
         ...
 
     def exact_losses(self, examples: Examples) -> Tensor | None:
@@ -86,22 +87,25 @@ def sampled_loss(
     """
     _ranks.check_prepared(self)
     self.check_hidden(hidden)
-    examples = flatten_examples(
-        hidden,
-        target,
-        self.num_classes,
-        weight=weight,
-        include=include,
-        exclude=exclude,
-        log_z=log_z,
-        ignore_index=ignore_index,
-        reduction=reduction,
-    )
-    if examples.valid is None or is_functional() or not _check.reads_values(target) or not examples.valid.any():
-        return examples.reduce(_losses(self, examples, generator), reduction)
-    # Padded sequences may be ignored for the most part. Where reading values costs nothing, only the others are scored.
-    loss = _losses(self, examples.present(), generator)
-    return examples.reduce(loss.new_zeros(len(examples.valid)).masked_scatter(examples.valid, loss), reduction)
+    # A scorer has no such option.
+    with implementation(getattr(self, "impl", "auto")):
+        examples = flatten_examples(
+            hidden,
+            target,
+            self.num_classes,
+            weight=weight,
+            include=include,
+            exclude=exclude,
+            log_z=log_z,
+            ignore_index=ignore_index,
+            reduction=reduction,
+        )
+        if examples.valid is None or is_functional() or not _check.reads_values(target) or not examples.valid.any():
+            return examples.reduce(_losses(self, examples, generator), reduction)
+        # Padded sequences may be ignored for the most part. Where reading values costs nothing, only the others are
+        # scored.
+        loss = _losses(self, examples.present(), generator)
+        return examples.reduce(loss.new_zeros(len(examples.valid)).masked_scatter(examples.valid, loss), reduction)
 
 
 def exact_loss(
@@ -134,7 +138,7 @@ def exact_loss(
         target_score, log_z = exact_scores(self, examples.hidden, examples.target.unsqueeze(1), examples.exclude)
         loss = log_z - target_score.squeeze(1)
     _check.finite_loss(loss, hidden=examples.hidden, **self.tables)
-    return examples.reduce(loss, reduction)
+    return examples.reduce(examples.without_ignored(loss), reduction)
 
 
 def approximate_log_likelihood(
@@ -160,7 +164,10 @@ def approximate_log_likelihood(
 
 
 def _losses(head: SampledHead, examples: Examples, generator: torch.Generator | None) -> Tensor:
-    """Return losses [B] over one draw; in training, the sampler advances before it and observes after it."""
+    """Return losses [B] over one draw, 0 for ignored examples.
+
+    In training the sampler advances before the draw, and observes it.
+    """
     objective = head.objective
     if examples.log_z is not None and not objective.normalised:
         raise ValueError(f"`log_z` must be None for {objective!r}, which has no z, got a tensor")
@@ -220,7 +227,7 @@ def _eager(head: SampledHead, examples: Examples, candidates: Candidates) -> tup
         log_z = (loss + transformed(form, target_score)).unsqueeze(1)
         return (scores + candidates.log_kappa(scores.dtype) - log_z).exp()
 
-    return loss, slot_weights
+    return examples.without_ignored(loss), slot_weights
 
 
 def _root_mean_square(slot_weights: Tensor, candidates: Candidates) -> Tensor:

@@ -16,4 +16,5 @@ from manyclass.kernels.exact import default_way as default_way
 from manyclass.kernels.exact import exact_cross_entropy as exact_cross_entropy
 from manyclass.kernels.fastest import fastest_way as fastest_way
 from manyclass.kernels.impl import IMPLS as IMPLS
-from manyclass.kernels.impl import check_triton as check_triton
+from manyclass.kernels.impl import implementation as implementation
+from manyclass.kernels.impl import runs_triton as runs_triton

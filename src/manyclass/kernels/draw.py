@@ -19,6 +19,7 @@ class LinearDraw:
         candidates: classes to score.
         similarity: dot product, or cosine with its scale.
         sparse: whether the gradients of weight and bias are row-sparse.
+        valid: bool [B], False for ignored examples, which a kernel may take into account; None: there are none.
     """
 
     hidden: Tensor
@@ -28,6 +29,7 @@ class LinearDraw:
     candidates: Candidates
     similarity: Similarity = DOT
     sparse: bool = False
+    valid: Tensor | None = None
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from manyclass import _check
-from manyclass.kernels import IMPLS, check_triton
+from manyclass.kernels import IMPLS, runs_triton
 
 # Options of every row optimiser; states that were saved before these existed lack them.
 OPTIONS: dict[str, Any] = {"impl": "auto", "stochastic_rounding": False}
@@ -41,9 +41,8 @@ def triton_rows(parameter: Tensor, group: dict[str, Any]) -> tuple[Tensor, Tenso
     Raises:
         ValueError: `impl` is "triton", and its kernels cannot run on the parameter's device.
     """
-    if group["impl"] != "triton":
+    if not runs_triton(parameter, impl=group["impl"]):
         return None
-    check_triton(parameter)
     gradient = parameter.grad
     if gradient is None or gradient.layout != torch.sparse_coo or gradient.sparse_dim() != 1 or gradient._nnz() == 0:
         return None

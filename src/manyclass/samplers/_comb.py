@@ -9,7 +9,7 @@ from torch import Tensor
 from manyclass import _check
 from manyclass._plain_state import saved_permutation, saved_vector
 from manyclass.candidates import Block, put_in_front
-from manyclass.kernels import cpu
+from manyclass.kernels import cpu, runs_triton
 from manyclass.samplers._inclusion import split_certain
 from manyclass.samplers._table import MassTable
 
@@ -98,6 +98,13 @@ class Comb:
         offset = torch.rand(groups, offsets, dtype=torch.float64, device=self.device, generator=generator)
         if groups == 1 and not stratified and cpu.is_available(offset):
             return (Block(*cpu.comb(self.table.cpu_table(), offset, self.spacing, self.teeth, self.certain)),)
+        if runs_triton(offset):
+            from manyclass.kernels.triton import comb as gpu
+
+            # Classes that are certain are in one block with the others if the whole batch shares them.
+            certain = self.certain if groups == 1 else self.certain[:0]
+            block = Block(*gpu.comb(self.table.gpu_table(), offset, self._unit, self.teeth, certain))
+            return (block,) if groups == 1 else put_in_front(self.certain, block)
         ids, mass = self.table.locate((offset + self._tooth).mul_(self._unit))
         return put_in_front(self.certain, Block(ids, self._log_spacing() - mass.log_()))
 

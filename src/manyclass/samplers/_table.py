@@ -3,12 +3,16 @@
 import copy
 import math
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from manyclass._plain_state import index_dtype
 from manyclass.kernels import cpu
+
+if TYPE_CHECKING:
+    from manyclass.kernels.triton import comb as gpu
 
 ENTRIES_PER_CHUNK = 1 << 24
 CLASSES_PER_STRETCH = 64
@@ -72,6 +76,7 @@ class MassTable:
         self._has_zero = len(self._zero) > 0
         self._ids: Tensor | None = None
         self._cpu_table: cpu.SearchTable | None = None
+        self._gpu_table: gpu.SearchTable | None = None
         self.total = float(cumulative[-1])
         stretches = -(-n // CLASSES_PER_STRETCH)
         self._scale = stretches / self.total if n else 0.0
@@ -79,6 +84,7 @@ class MassTable:
         self._steps: tuple[int, ...] = ()
         nothing = torch.empty(0, dtype=torch.float64, device=self.device)
         self._intercept, self._slope, self._guide = nothing, nothing, nothing.to(index)
+        self._numbers = nothing.new_zeros(2)  # of the search, for a kernel that reads them on the device
         if n == 0:
             return
         # One more stretch, empty, for positions that rounding moves to the end of the line.
@@ -109,6 +115,7 @@ class MassTable:
         # Starting earlier near the end keeps the steps, which sum to the widest cell, inside the table.
         self._guide = guide.clamp_(max=n - 1 - widest)
         self._widest, self._steps = widest, _halvings(widest)
+        self._numbers = torch.tensor([self._scale, widest], dtype=torch.float64, device=self.device)
         if not self._has_zero:
             self._ids = self._order if self._order is None else self._order.to(guide.dtype)
         else:
@@ -146,7 +153,7 @@ class MassTable:
         if device == self.device:
             return self
         moved = copy.copy(self)
-        moved._cpu_table = None
+        moved._cpu_table = moved._gpu_table = None
         for name, value in vars(self).items():
             if isinstance(value, Tensor):
                 setattr(moved, name, value.to(device))
@@ -168,6 +175,15 @@ class MassTable:
             tensors = self._cumulative, self._intercept, self._slope
             self._cpu_table = cpu.SearchTable(*tensors, self._scale, self._widest, self._guide, self._ids)
         return self._cpu_table
+
+    def gpu_table(self) -> "gpu.SearchTable":
+        """Return the table for Triton's kernels."""
+        if self._gpu_table is None:
+            from manyclass.kernels.triton import comb as gpu
+
+            tensors = self._cumulative, self._intercept, self._slope, self._guide
+            self._gpu_table = gpu.SearchTable(*tensors, self._ids, self._numbers)
+        return self._gpu_table
 
     def _locate(self, position: Tensor) -> tuple[Tensor, Tensor]:
         """Return the same as `locate`: the eager reference."""

@@ -20,7 +20,7 @@ from manyclass.kernels.eager import at_least_float32, directions
 from manyclass.kernels.triton.log_sum_exp import log_sum_exp_
 from manyclass.kernels.triton.pair_sum import pair_sum_
 from manyclass.kernels.triton.pull_back import pull_back
-from manyclass.kernels.triton.slots import Layout, Part
+from manyclass.kernels.triton.slots import Layout, Operands, Part
 
 HALF_SCALE = 256.0  # of ∂loss/∂s in float16, whose smallest number is 6e-8
 
@@ -34,7 +34,7 @@ def closed_form_loss(form: Form, draw: LinearDraw) -> tuple[Tensor, Tensor | Non
     layout = Layout.of(draw.candidates, draw.target)
     if layout is None or form.target_transform is not None:
         return None
-    ids = torch.cat([draw.target, layout.ids()])
+    ids = torch.cat([draw.target, *(part.ids.reshape(-1) for part in layout.parts)])
     rows = directions(F.embedding(ids, draw.weight, sparse=draw.sparse), draw.similarity, scaled=False)
     bias = None if draw.bias is None else torch.gather(draw.bias, 0, ids, sparse_grad=draw.sparse)
     hidden = directions(draw.hidden, draw.similarity)
@@ -59,26 +59,28 @@ class _Loss(torch.autograd.Function):
         hidden, rows = given_hidden.to(dtype), given_rows.to(dtype)
         batch, scale = layout.batch, _scale(form, dtype)
         with torch.autocast(hidden.device.type, enabled=False):
-            target_score = (at_least_float32(hidden) * at_least_float32(rows[:batch])).sum(1)
-            offset = _offset(form, layout, target_score.dtype)
+            wide = torch.float64 if dtype == torch.float64 else torch.float32
+            offset, target_offset = _offset(form, layout, wide), None
             if bias is not None:
-                target_score += bias[:batch]
-                offset = offset + bias[batch:]
+                target_offset, offset = bias[:batch], offset + bias[batch:]
             if not isinstance(form, LogSumExp) and form.kappa:
-                target_score += target_log_kappa(draw.candidates, target_score.dtype)
+                log_kappa = target_log_kappa(draw.candidates, offset.dtype)
+                target_offset = log_kappa if target_offset is None else target_offset + log_kappa
             hidden = _by_group(hidden, layout)
             scores = hidden.new_empty(layout.rows, layout.columns)
             for part, part_rows in zip(layout.parts, _by_part(rows, layout), strict=True):
                 out = _columns(scores, part)
                 torch.bmm(_grouped(hidden, part), part_rows.transpose(1, 2), out=out)
+            operands = Operands(hidden, rows, offset, ids[batch:], target_offset, draw.valid)
             kernel = log_sum_exp_ if isinstance(form, LogSumExp) else pair_sum_
-            loss, target_gradient = kernel(form, scores, offset, target_score, ids[batch:], layout, scale)  # type: ignore[arg-type]
+            loss, target_gradient = kernel(form, scores, operands, layout, scale)  # type: ignore[arg-type]
         ctx.mark_non_differentiable(scores)
         # Otherwise autograd would allocate zeros [B, K] as the gradient of the second output.
         ctx.set_materialize_grads(False)
         # Copies in another dtype or order are made again rather than kept.
         ctx.save_for_backward(given_hidden, given_rows, bias, scores, target_gradient)
-        ctx.form, ctx.layout, ctx.candidates, ctx.scale, ctx.dtype = form, layout, draw.candidates, scale, dtype
+        ctx.form, ctx.layout, ctx.candidates, ctx.scale = form, layout, draw.candidates, scale
+        ctx.dtype, ctx.valid = dtype, draw.valid
         return loss, scores
 
     @staticmethod
@@ -87,6 +89,7 @@ class _Loss(torch.autograd.Function):
         layout, wanted = ctx.layout, ctx.needs_input_grad[:3]
         if torch.is_grad_enabled():
             loss = _differentiable_loss(ctx.form, inputs, layout, ctx.candidates, ctx.dtype)
+            loss = loss if ctx.valid is None else torch.where(ctx.valid, loss, 0.0)
             needed = [x for x, want in zip(inputs, wanted, strict=True) if want]
             found = iter(torch.autograd.grad(loss, needed, grad, create_graph=True))
             return *(next(found) if want else None for want in wanted), *[None] * 4
@@ -108,6 +111,7 @@ class _Loss(torch.autograd.Function):
             rows[:batch],
             grad,
             target_gradient,
+            ctx.valid,
             layout,
             product=product,
             grad_hidden=grad_hidden,
@@ -180,7 +184,7 @@ def _by_part(rows: Tensor, layout: Layout) -> list[Tensor]:
     found = []
     for part in layout.parts:
         first = layout.batch + part.place
-        found.append(rows[first : first + part.ids.numel()].unflatten(0, tuple(part.ids.shape)))
+        found.append(rows[first : first + part.ids.numel()].view(*part.ids.shape, -1))
     return found
 
 

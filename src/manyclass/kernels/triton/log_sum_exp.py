@@ -8,41 +8,31 @@ import triton.language as tl
 from torch import Tensor
 
 from manyclass.forms import LogSumExp
-from manyclass.kernels.triton.slots import Layout, slot_scores
-
-ROWS, COLUMNS = 4, 1024  # of a tile
-WARPS = 8
+from manyclass.kernels.triton.slots import Layout, Operands, slot_scores, target_scores
 
 
 def log_sum_exp_(
-    form: LogSumExp, scores: Tensor, offset: Tensor, target_score: Tensor, ids: Tensor, layout: Layout, scale: float
+    form: LogSumExp, scores: Tensor, operands: Operands, layout: Layout, scale: float
 ) -> tuple[Tensor, Tensor]:
     """Turn inner products [rows, columns] into ∂loss/∂s in place; return losses [B] and ∂loss/∂s(target) [B].
 
     Args:
         form: the loss, without a transform of the target's score.
         scores: contiguous; out: ∂loss/∂s times `scale`, 0 in the rows that pad the last group.
-        offset: float32 or float64 [Σ G·K], what is added to the scores of the slots; -inf: empty.
-        target_score: [B], of the dtype of `offset`.
-        ids: int64 [Σ G·K], the classes of the slots.
+        operands: what is added to the products, and the operands of the targets' products.
         layout: the slots.
         scale: a factor of the gradient, which keeps small probabilities in float16.
     """
-    loss, target_gradient = torch.empty_like(target_score), torch.empty_like(target_score)
+    arguments = {**operands.arguments(), **layout.arguments(operands.offset.dtype)}
+    loss, target_gradient = (operands.offset.new_empty(layout.batch) for _ in range(2))
     with torch.cuda.device_of(scores):
-        _log_sum_exp[(triton.cdiv(layout.rows, ROWS),)](
+        _log_sum_exp[(triton.cdiv(layout.rows, arguments["ROWS"]),)](
             scores=scores,
-            offset=offset,
-            ids=ids,
-            target_score=target_score,
             loss=loss,
             target_gradient=target_gradient,
             scale=scale,
-            **layout.arguments(offset.dtype),
             TARGET=form.target,
-            ROWS=ROWS,
-            COLUMNS=COLUMNS,
-            num_warps=WARPS,
+            **arguments,
         )
     return loss, target_gradient
 
@@ -55,13 +45,17 @@ def _log_sum_exp(  # type: ignore[no-untyped-def]
     excluded,
     mask,
     order,
-    target_score,
+    hidden,
+    target_rows,
+    target_offset,
+    valid,
     loss,
     target_gradient,
     batch,
     rows,
     columns,
     num_excluded,
+    dim,
     scale,
     k0,
     size0,
@@ -77,6 +71,11 @@ def _log_sum_exp(  # type: ignore[no-untyped-def]
     TARGET: tl.constexpr,
     HAS_ORDER: tl.constexpr,
     HAS_MASK: tl.constexpr,
+    HAS_OFFSET: tl.constexpr,
+    HAS_VALID: tl.constexpr,
+    SHARED0: tl.constexpr,
+    SHARED1: tl.constexpr,
+    SHARED2: tl.constexpr,
     WIDE: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -86,7 +85,7 @@ def _log_sum_exp(  # type: ignore[no-untyped-def]
     example = row
     if HAS_ORDER:
         example = tl.load(order + row, mask=present, other=0)
-    t = tl.load(target_score + example, mask=present, other=0.0)
+    t = target_scores(hidden, target_rows, target_offset, row, example, present, dim, HAS_OFFSET, WIDE, ROWS, COLUMNS)
     most = tl.full([ROWS], float("-inf"), WIDE)
     z = tl.zeros([ROWS], WIDE)
     if TARGET:
@@ -94,8 +93,10 @@ def _log_sum_exp(  # type: ignore[no-untyped-def]
     # Twice over all slots: the first time sums up Z̃, the second writes κ u/Z̃.
     for turn in tl.static_range(2):
         if turn == 1:
-            # An empty draw has no Z̃: its loss and gradient are 0.
+            # An empty draw has no Z̃: its loss and gradient are 0, as those of an ignored example.
             has_z = (z > 0) | (z != z)
+            if HAS_VALID:
+                has_z = has_z & (tl.load(valid + example, mask=present, other=0) != 0)
             share = tl.where(has_z, 1.0 / tl.where(has_z, z, 1.0), 0.0)
             own = tl.zeros([ROWS], WIDE)
             if TARGET:
@@ -128,6 +129,7 @@ def _log_sum_exp(  # type: ignore[no-untyped-def]
                     place,
                     columns,
                     num_excluded,
+                    (SHARED0 and part == 0) or (SHARED1 and part == 1) or (SHARED2 and part == 2),
                     not (INCLUDED and part == PARTS - 1),
                     HAS_MASK,
                     WIDE,
@@ -139,7 +141,8 @@ def _log_sum_exp(  # type: ignore[no-untyped-def]
                     most = new
                 else:
                     base = tl.where(most == float("-inf"), 0.0, most)
-                    u = tl.exp(s - base[:, None]) * (share * scale)[:, None]
+                    # Selected, not multiplied by 0: the scores of an ignored example may be NaN.
+                    u = tl.where(has_z[:, None], tl.exp(s - base[:, None]) * (share * scale)[:, None], 0.0)
                     at = row[:, None] * columns + first + column[None, :]
                     tl.store(scores + at, u, mask=(row < rows)[:, None] & (column < k)[None, :])
             first += k

@@ -8,38 +8,28 @@ import triton.language as tl
 from torch import Tensor
 
 from manyclass.forms import PairSum
-from manyclass.kernels.triton.slots import Layout, slot_scores
-
-ROWS, COLUMNS = 4, 1024  # of a tile
-WARPS = 8
+from manyclass.kernels.triton.slots import Layout, Operands, slot_scores, target_scores
 
 
-def pair_sum_(
-    form: PairSum, scores: Tensor, offset: Tensor, target_score: Tensor, ids: Tensor, layout: Layout, scale: float
-) -> tuple[Tensor, Tensor]:
+def pair_sum_(form: PairSum, scores: Tensor, operands: Operands, layout: Layout, scale: float) -> tuple[Tensor, Tensor]:
     """Do the same as `log_sum_exp_` for a pair sum.
 
-    `offset` holds the margin, and `target_score` log κ of the target if the form adds it.
+    The offset of the slots holds the margin, and that of the targets log κ of the target if the form adds it.
     """
-    loss, target_gradient = torch.empty_like(target_score), torch.empty_like(target_score)
+    arguments = {**operands.arguments(), **layout.arguments(operands.offset.dtype)}
+    loss, target_gradient = (operands.offset.new_empty(layout.batch) for _ in range(2))
     with torch.cuda.device_of(scores):
-        _pair_sum[(triton.cdiv(layout.rows, ROWS),)](
+        _pair_sum[(triton.cdiv(layout.rows, arguments["ROWS"]),)](
             scores=scores,
-            offset=offset,
-            ids=ids,
-            target_score=target_score,
             loss=loss,
             target_gradient=target_gradient,
             scale=scale,
-            **layout.arguments(offset.dtype),
             HINGE=form.activation == "relu",
             PAIRED=form.paired,
             POSITIVE=form.positive,
             MEAN=form.mean,
             NEEDS_CANDIDATES=form.needs_candidates,
-            ROWS=ROWS,
-            COLUMNS=COLUMNS,
-            num_warps=WARPS,
+            **arguments,
         )
     return loss, target_gradient
 
@@ -65,13 +55,17 @@ def _pair_sum(  # type: ignore[no-untyped-def]
     excluded,
     mask,
     order,
-    target_score,
+    hidden,
+    target_rows,
+    target_offset,
+    valid,
     loss,
     target_gradient,
     batch,
     rows,
     columns,
     num_excluded,
+    dim,
     scale,
     k0,
     size0,
@@ -91,6 +85,11 @@ def _pair_sum(  # type: ignore[no-untyped-def]
     NEEDS_CANDIDATES: tl.constexpr,
     HAS_ORDER: tl.constexpr,
     HAS_MASK: tl.constexpr,
+    HAS_OFFSET: tl.constexpr,
+    HAS_VALID: tl.constexpr,
+    SHARED0: tl.constexpr,
+    SHARED1: tl.constexpr,
+    SHARED2: tl.constexpr,
     WIDE: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -100,7 +99,10 @@ def _pair_sum(  # type: ignore[no-untyped-def]
     example = row
     if HAS_ORDER:
         example = tl.load(order + row, mask=present, other=0)
-    t = tl.load(target_score + example, mask=present, other=0.0)
+    t = target_scores(hidden, target_rows, target_offset, row, example, present, dim, HAS_OFFSET, WIDE, ROWS, COLUMNS)
+    counted = present
+    if HAS_VALID:
+        counted = tl.load(valid + example, mask=present, other=0) != 0
     total = tl.zeros([ROWS], WIDE)
     slope = tl.zeros([ROWS], WIDE)
     number = tl.zeros([ROWS], WIDE)
@@ -123,8 +125,9 @@ def _pair_sum(  # type: ignore[no-untyped-def]
                     counts = tl.where(number > 0, 1.0, 0.0)
                 value += counts * _softplus(-t)
                 own -= counts * _sigmoid(-t)
-            tl.store(loss + example, value, mask=present)
-            tl.store(target_gradient + example, own, mask=present)
+            # The loss and the gradient of an ignored example are 0.
+            tl.store(loss + example, tl.where(counted, value, 0.0), mask=present)
+            tl.store(target_gradient + example, tl.where(counted, own, 0.0), mask=present)
         first = 0
         for part in tl.static_range(PARTS):
             k, size, place = k0, size0, place0
@@ -150,6 +153,7 @@ def _pair_sum(  # type: ignore[no-untyped-def]
                     place,
                     columns,
                     num_excluded,
+                    (SHARED0 and part == 0) or (SHARED1 and part == 1) or (SHARED2 and part == 2),
                     not (INCLUDED and part == PARTS - 1),
                     HAS_MASK,
                     WIDE,
@@ -172,6 +176,6 @@ def _pair_sum(  # type: ignore[no-untyped-def]
                     number += tl.sum(tl.where(filled, 1.0, 0.0).to(WIDE), 1)
                 else:
                     at = row[:, None] * columns + first + column[None, :]
-                    gradient = gradient * (share * scale)[:, None]
+                    gradient = tl.where(counted[:, None], gradient * (share * scale)[:, None], 0.0)
                     tl.store(scores + at, gradient, mask=(row < rows)[:, None] & (column < k)[None, :])
             first += k

@@ -18,6 +18,7 @@ def pull_back(
     target_rows: Tensor,
     grad: Tensor,
     target_gradient: Tensor,
+    valid: Tensor | None,
     layout: Layout,
     *,
     product: Tensor | None,
@@ -33,10 +34,12 @@ def pull_back(
         target_rows: [B, D], by example.
         grad: gradient of the losses [B].
         target_gradient: ∂loss/∂s(target) [B].
+        valid: bool [B], False for ignored examples, whose hidden vectors may be NaN; None: there are none.
         layout: the slots.
         product: [rows, D], scale · ∂loss/∂s times the rows of the slots; given if `grad_hidden` is.
         grad_hidden: out [B, D], by example; None: not wanted.
-        scaled_hidden: out [rows, D], grad · hidden / scale, 0 in the rows that pad the last group; None: not wanted.
+        scaled_hidden: out [rows, D], grad · hidden / scale, 0 in the rows of ignored examples and in those that pad the
+            last group; None: not wanted.
         grad_targets: out [B, D], by example; given if `scaled_hidden` is.
         scale: the factor that ∂loss/∂s of the slots was written with.
     """
@@ -49,6 +52,7 @@ def pull_back(
             target_rows,
             grad,
             target_gradient,
+            valid,
             layout.order,
             product,
             grad_hidden,
@@ -58,6 +62,7 @@ def pull_back(
             layout.rows,
             dim,
             1.0 / scale,
+            HAS_VALID=valid is not None,
             HAS_ORDER=layout.order is not None,
             WANTS_HIDDEN=grad_hidden is not None,
             WANTS_ROWS=scaled_hidden is not None,
@@ -74,6 +79,7 @@ def _pull_back(  # type: ignore[no-untyped-def]
     target_rows,
     grad,
     target_gradient,
+    valid,
     order,
     product,
     grad_hidden,
@@ -83,6 +89,7 @@ def _pull_back(  # type: ignore[no-untyped-def]
     rows,
     dim,
     inverse_scale,
+    HAS_VALID: tl.constexpr,
     HAS_ORDER: tl.constexpr,
     WANTS_HIDDEN: tl.constexpr,
     WANTS_ROWS: tl.constexpr,
@@ -95,7 +102,11 @@ def _pull_back(  # type: ignore[no-untyped-def]
     example = row
     if HAS_ORDER:
         example = tl.load(order + row, mask=present, other=0)
-    g = tl.load(grad + example, mask=present, other=0.0).to(WIDE)
+    # Not read rather than multiplied by 0: the hidden vector of an ignored example may be NaN.
+    counted = present
+    if HAS_VALID:
+        counted = tl.load(valid + example, mask=present, other=0) != 0
+    g = tl.load(grad + example, mask=counted, other=0.0).to(WIDE)
     own = g * tl.load(target_gradient + example, mask=present, other=0.0).to(WIDE)
     for start in range(0, dim, COLUMNS):
         column = start + tl.arange(0, COLUMNS)
@@ -106,7 +117,7 @@ def _pull_back(  # type: ignore[no-untyped-def]
             target = tl.load(target_rows + by_example, mask=inside, other=0.0).to(WIDE)
             tl.store(grad_hidden + by_example, found * g[:, None] + target * own[:, None], mask=inside)
         if WANTS_ROWS:
-            h = tl.load(hidden + at, mask=inside, other=0.0).to(WIDE)
+            h = tl.load(hidden + at, mask=inside & counted[:, None], other=0.0).to(WIDE)
             padded = (row < rows)[:, None] & (column < dim)[None, :]
             tl.store(scaled_hidden + at, h * (g * inverse_scale)[:, None], mask=padded)
             tl.store(grad_targets + by_example, h * own[:, None], mask=inside)

@@ -11,6 +11,8 @@ from torch import Tensor
 
 from manyclass.candidates import Block, Candidates
 
+ROWS, MAX_COLUMNS = 4, 512  # of a tile of scores
+ELEMENTS_PER_WARP = 512
 MAX_PARTS = 3  # a block of explicit classes, a draw, and included classes
 MAX_COMPARED = 16  # exclusions per example that a kernel compares with every slot; more come as a mask
 
@@ -88,14 +90,11 @@ class Layout:
             excluded = excluded[:, :0].contiguous()
         return cls(tuple(parts), order, batch, rows, first, excluded, mask, candidates.num_classes)
 
-    def ids(self) -> Tensor:
-        """Return the ids of all slots, int64 [Σ G·K], part by part."""
-        return torch.cat([part.ids.reshape(-1) for part in self.parts])
-
     @cached_property
     def log_kappa(self) -> Tensor:
         """float64 [Σ G·K]: log κ of all slots, part by part."""
-        return torch.cat([part.log_kappa.reshape(-1) for part in self.parts])
+        found = [part.log_kappa.reshape(-1) for part in self.parts]
+        return found[0] if len(found) == 1 else torch.cat(found)
 
     def arguments(self, dtype: torch.dtype) -> dict[str, Any]:
         """Return the arguments by name of a kernel that goes over all slots and sums in a dtype."""
@@ -112,12 +111,55 @@ class Layout:
             "HAS_ORDER": self.order is not None,
             "HAS_MASK": self.mask is not None,
             "WIDE": tl.float64 if dtype == torch.float64 else tl.float32,
+            **tile(max(part.ids.shape[1] for part in self.parts)),
         }
         for i in range(MAX_PARTS):
             part = self.parts[i] if i < len(self.parts) else None
             numbers = (part.ids.shape[1], part.size, part.place) if part else (1, 1, 0)
             found[f"k{i}"], found[f"size{i}"], found[f"place{i}"] = numbers
+            found[f"SHARED{i}"] = part is not None and part.ids.shape[0] == 1
         return found
+
+
+@dataclass(frozen=True)
+class Operands:
+    """The operands of a kernel that goes over all slots, beside the inner products of the slots.
+
+    Args:
+        hidden: [rows, D], in the order of the groups.
+        target_rows: [B, D], by example.
+        offset: float32 or float64 [Σ G·K], what is added to the products of the slots; -inf: empty.
+        ids: int64 [Σ G·K], the classes of the slots.
+        target_offset: [B], what is added to the products of the targets; None: nothing.
+        valid: bool [B], False for ignored examples, whose loss and gradient are 0; None: there are none.
+    """
+
+    hidden: Tensor
+    target_rows: Tensor
+    offset: Tensor
+    ids: Tensor
+    target_offset: Tensor | None
+    valid: Tensor | None
+
+    def arguments(self) -> dict[str, Any]:
+        """Return the arguments of a kernel by name."""
+        return {
+            "hidden": self.hidden,
+            "target_rows": self.target_rows,
+            "offset": self.offset,
+            "ids": self.ids,
+            "target_offset": self.target_offset,
+            "valid": self.valid,
+            "dim": self.hidden.shape[1],
+            "HAS_OFFSET": self.target_offset is not None,
+            "HAS_VALID": self.valid is not None,
+        }
+
+
+def tile(k: int) -> dict[str, int]:
+    """Return the rows and columns of the tiles of scores that a kernel works on, and its warps, for k slots."""
+    columns = max(128, min(MAX_COLUMNS, triton.next_power_of_2(k)))
+    return {"ROWS": ROWS, "COLUMNS": columns, "num_warps": max(1, ROWS * columns // ELEMENTS_PER_WARP)}
 
 
 def _sorted(block: Block, order: Tensor | None, batch: int) -> Block:
@@ -138,6 +180,44 @@ def _mask(candidates: Candidates, order: Tensor | None, rows: int, columns: int)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
+def target_scores(  # type: ignore[no-untyped-def]
+    hidden,
+    target_rows,
+    target_offset,
+    row,
+    example,
+    present,
+    dim,
+    HAS_OFFSET: tl.constexpr,
+    WIDE: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+) -> Any:
+    """Return s(target) [ROWS], with what is added to it.
+
+    Args:
+        hidden: [rows, D], in the order of the groups.
+        target_rows: [B, D], by example.
+        target_offset: [B], by example, if HAS_OFFSET.
+        row, example, present: as in `slot_scores`.
+        dim: D.
+        HAS_OFFSET: whether there is something to add.
+        WIDE: the dtype of sums.
+        ROWS, COLUMNS: of a tile.
+    """
+    t = tl.zeros([ROWS], WIDE)
+    for start in range(0, dim, COLUMNS):
+        column = start + tl.arange(0, COLUMNS)
+        inside = present[:, None] & (column < dim)[None, :]
+        h = tl.load(hidden + row[:, None] * dim + column[None, :], mask=inside, other=0.0).to(WIDE)
+        w = tl.load(target_rows + example[:, None] * dim + column[None, :], mask=inside, other=0.0).to(WIDE)
+        t += tl.sum(h * w, 1)
+    if HAS_OFFSET:
+        t += tl.load(target_offset + example, mask=present, other=0.0).to(WIDE)
+    return t
+
+
+@triton.jit  # type: ignore[untyped-decorator]
 def slot_scores(  # type: ignore[no-untyped-def]
     scores,
     offset,
@@ -154,6 +234,7 @@ def slot_scores(  # type: ignore[no-untyped-def]
     place,
     columns,
     num_excluded,
+    SHARED: tl.constexpr,
     DRAWN: tl.constexpr,
     HAS_MASK: tl.constexpr,
     WIDE: tl.constexpr,
@@ -161,28 +242,35 @@ def slot_scores(  # type: ignore[no-untyped-def]
     """Return s + offset of a tile of slots [ROWS, COLUMNS] of one part, -inf where a slot is empty or excluded.
 
     Args:
-        scores, offset, ids, excluded, mask: as in `log_sum_exp_`.
+        scores: [rows, columns], inner products.
+        offset, ids, excluded, mask: as in `Operands` and `Layout`.
         row, example, present: int64 [ROWS], int64 [ROWS] and bool [ROWS]; rows that pad a group are not present.
         column: int32 [COLUMNS], the slots of the part.
         first, k, size, place: of the part.
         columns: the slots of all parts.
         num_excluded: E.
+        SHARED: whether the whole batch shares the part, so that what belongs to a slot is read once for all rows.
         DRAWN: whether excluded classes count as empty.
         HAS_MASK: whether there is a mask.
         WIDE: the dtype of sums.
     """
     inside = present[:, None] & (column < k)[None, :]
-    slot = place + (row // size)[:, None] * k + column[None, :]
     at = row[:, None] * columns + first + column[None, :]
+    if SHARED:
+        slot = (place + column)[None, :]
+        known = (column < k)[None, :]
+    else:
+        slot = place + (row // size)[:, None] * k + column[None, :]
+        known = inside
     s = tl.load(scores + at, mask=inside, other=0.0).to(WIDE)
-    added = tl.load(offset + slot, mask=inside, other=float("-inf")).to(WIDE)
+    added = tl.load(offset + slot, mask=known, other=float("-inf")).to(WIDE)
     # An empty slot is filled, not added to: its score may be infinite.
-    empty = added == float("-inf")
+    empty = (added == float("-inf")) | ~inside
     if HAS_MASK:
         empty = empty | (tl.load(mask + at, mask=inside, other=1) != 0)
     if DRAWN:
         if num_excluded > 0:
-            found = tl.load(ids + slot, mask=inside, other=-1)
+            found = tl.load(ids + slot, mask=known, other=-1)
             for e in range(num_excluded):
                 other = tl.load(excluded + example * num_excluded + e, mask=present, other=-2)
                 empty = empty | (found == other[:, None])

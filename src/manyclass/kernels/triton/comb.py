@@ -1,0 +1,122 @@
+"""A comb that falls on a line of classes: the classes under its teeth and their log κ, in one kernel."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+TEETH = 128  # of a program
+WARPS = 4
+
+
+@dataclass(frozen=True)
+class SearchTable:
+    """The tensors of a `MassTable`, and the constants of its search.
+
+    Args:
+        cumulative, intercept, slope, guide: as in `MassTable`.
+        ids: the class of each rank; None: the rank itself.
+        numbers: float64 [2]: the stretches per unit of mass, and the widest cell.
+    """
+
+    cumulative: Tensor
+    intercept: Tensor
+    slope: Tensor
+    guide: Tensor
+    ids: Tensor | None
+    numbers: Tensor
+
+
+def comb(table: SearchTable, offset: Tensor, unit: Tensor, teeth: int, certain: Tensor) -> tuple[Tensor, Tensor]:
+    """Return ids [G, n + teeth] and log κ, float64: n classes that are certain, and those under the teeth.
+
+    Args:
+        table: the masses of the others.
+        offset: float64 [G, 1], in [0, 1); [G, teeth]: one for each tooth.
+        unit: float64 [], the spacing of the teeth.
+        teeth: their number, 0 if the table is empty.
+        certain: int64 [n].
+    """
+    groups, offsets = offset.shape
+    k = len(certain) + teeth
+    ids = torch.empty(groups, k, dtype=torch.int64, device=offset.device)
+    log_kappa = torch.empty(groups, k, dtype=torch.float64, device=offset.device)
+    if k == 0:
+        return ids, log_kappa
+    with torch.cuda.device_of(offset):
+        _comb[(triton.cdiv(k, TEETH) * groups,)](
+            table.cumulative,
+            table.intercept,
+            table.slope,
+            table.guide,
+            table.ids,
+            table.numbers,
+            offset,
+            unit,
+            certain,
+            ids,
+            log_kappa,
+            len(certain),
+            k,
+            offsets,
+            HAS_IDS=table.ids is not None,
+            TEETH=TEETH,
+            num_warps=WARPS,
+        )
+    return ids, log_kappa
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _comb(  # type: ignore[no-untyped-def]
+    cumulative,
+    intercept,
+    slope,
+    guide,
+    class_of,
+    numbers,
+    offset,
+    unit,
+    certain,
+    ids,
+    log_kappa,
+    num_certain,
+    k,
+    offsets,
+    HAS_IDS: tl.constexpr,
+    TEETH: tl.constexpr,
+) -> Any:
+    per_group = tl.cdiv(k, TEETH)
+    group = (tl.program_id(0) // per_group).to(tl.int64)
+    slot = (tl.program_id(0) % per_group) * TEETH + tl.arange(0, TEETH)
+    inside = slot < k
+    is_certain = slot < num_certain
+    on_line = inside & (slot >= num_certain)
+    tooth = slot - num_certain
+    # With one offset for all teeth, every tooth reads the first.
+    own = tl.load(offset + group * offsets + tl.where(offsets > 1, tooth, 0), mask=on_line, other=0.0)
+    spacing = tl.load(unit)
+    position = (own + tooth.to(tl.float64)) * spacing
+    stretch = (position * tl.load(numbers)).to(tl.int64)
+    start, rise = tl.load(intercept + stretch, mask=on_line), tl.load(slope + stretch, mask=on_line)
+    cell = (start + rise * position).to(tl.int64)
+    rank = tl.load(guide + cell, mask=on_line, other=0).to(tl.int64)
+    # A binary search among the classes that begin in the cell.
+    width = tl.load(numbers + 1).to(tl.int32)
+    while width > 0:
+        step = (width + 1) // 2
+        reached = tl.load(cumulative + rank + step, mask=on_line, other=float("inf")) <= position
+        rank = tl.where(reached, rank + step, rank)
+        width -= step
+    first = tl.load(cumulative + rank, mask=on_line, other=0.0)
+    mass = tl.load(cumulative + rank + 1, mask=on_line, other=1.0) - first
+    found = rank
+    if HAS_IDS:
+        found = tl.load(class_of + rank, mask=on_line, other=0).to(tl.int64)
+    known = tl.load(certain + slot, mask=is_certain, other=0)
+    at = group * k + slot
+    tl.store(ids + at, tl.where(is_certain, known, found), mask=inside)
+    kappa = tl.where(is_certain, 0.0, tl.log(spacing) - tl.log(mass))
+    tl.store(log_kappa + at, kappa, mask=inside)
