@@ -163,6 +163,10 @@ def row_updates():
             rows.adagrad_(table, wide, ids, values, lr=0.1, eps=1e-10, seed=seed)
             options = {"lr": 0.1, "betas": (0.9, 0.999), "eps": 1e-8}
             rows.adam_(table, wide, wide, narrow, ids, values, **options, seed=seed)
+    for lr in (torch.tensor(0.1), torch.tensor(0.1, dtype=torch.float64)):
+        rows.sgd_(table, ids, values, lr=lr, seed=seed)
+        rows.adagrad_(table, narrow, ids, values, lr=lr, eps=1e-10, seed=seed)
+        rows.adam_(table, wide, wide, narrow, ids, values, **{**options, "lr": lr}, seed=seed)
 
 
 def combs():

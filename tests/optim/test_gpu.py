@@ -6,6 +6,7 @@ import torch
 from manyclass import ClassHead
 from manyclass.optim import RowSGD, clip_grad_norm_
 from tests.optim.tables import OURS, parameters, set_gradients
+from tests.optim.test_rate import MAKERS
 from tests.optim.test_sgd import rows
 from tests.tables import SAMPLERS
 from tests.test_gpu import no_sync
@@ -57,3 +58,22 @@ def test_a_step_does_not_synchronise(name, sparse):
         for _ in range(70):
             train()
     assert head.weight.isfinite().all()
+
+
+@pytest.mark.parametrize("impl", ["eager", "triton"])
+@pytest.mark.parametrize("name", MAKERS)
+def test_a_step_with_a_learning_rate_on_the_device_does_not_synchronise(name, impl):
+    found = []
+    for lr in (0.25, torch.tensor(0.25, device="cuda")):
+        torch.manual_seed(0)
+        head = ClassHead(D, C, sampler=SAMPLERS["systematic"](torch.ones(C), 60, None), sparse=True, impl=impl).cuda()
+        optimizer = MAKERS[name](head.parameters(), lr, impl=impl)
+        hidden, target = torch.randn(B, D, device="cuda"), torch.randint(0, C, (B,), device="cuda")
+        head(hidden, target).backward()
+        optimizer.step()
+        with no_sync():
+            optimizer.zero_grad()
+            head(hidden, target).backward()
+            optimizer.step()
+        found.append(list(head.parameters()))
+    torch.testing.assert_close(*found)

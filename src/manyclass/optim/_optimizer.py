@@ -9,6 +9,7 @@ from torch.optim import Optimizer
 
 from manyclass import _check
 from manyclass.optim._kernels import OPTIONS
+from manyclass.optim._rate import move_rate
 from manyclass.optim._rows import wide_dtype
 
 Update = Callable[[Tensor, dict[str, Any]], None]
@@ -64,8 +65,9 @@ def check_loaded(
                 raise ValueError(f"`state_dict` must have the option {name!r} in each group, got one without it")
         check_options(group)
         for name, value in group.items():
-            if isinstance(value, int | float) and not abs(value) <= MAX_OPTION:
-                raise ValueError(f"`{name}` must lie within ±{MAX_OPTION:g}, got {value}")
+            number = value.item() if isinstance(value, Tensor) and _check.reads_values(value) else value
+            if isinstance(number, int | float) and not abs(number) <= MAX_OPTION:
+                raise ValueError(f"`{name}` must lie within ±{MAX_OPTION:g}, got {number}")
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     for i, parameter in zip(flat, parameters, strict=True):
         if i in state:
@@ -100,6 +102,8 @@ def restore(optimizer: Optimizer, state_dict: dict[str, Any], exact: Collection[
 
     State named in `exact` keeps its dtype, other state takes the dtype of the arithmetic.
     """
+    for group in optimizer.param_groups:
+        move_rate(group)
     saved = [index for group in state_dict["param_groups"] for index in group["params"]]
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     for index, parameter in zip(saved, parameters, strict=True):

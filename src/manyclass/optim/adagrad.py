@@ -13,6 +13,7 @@ from manyclass.kernels import cpu
 from manyclass.optim._gradient import coalesced_rows, raw_rows
 from manyclass.optim._kernels import add_missing_options, check_options, triton_rows
 from manyclass.optim._optimizer import check_loaded, check_names, check_table, restore, update_all
+from manyclass.optim._rate import check_rate, rate_of, subtract_
 from manyclass.optim._rows import per_row, put, resized, take, wide_dtype
 
 
@@ -23,7 +24,8 @@ class RowAdagrad(Optimizer):
 
     Args:
         params: parameters or groups of them; their first dimension counts the rows.
-        lr: η, the learning rate.
+        lr: η, the learning rate: a number, or a floating-point tensor of one element, on the device of the parameters
+            or on the CPU, which a schedule may fill in place. A step does not wait for it.
         initial_accumulator_value: initial G.
         eps: ε.
         by_row: sum the mean of g² over a row in one G: 1/D of the memory, and a row moves along its gradient.
@@ -46,7 +48,7 @@ class RowAdagrad(Optimizer):
     def __init__(
         self,
         params: ParamsT,
-        lr: float = 0.01,
+        lr: float | Tensor = 0.01,
         *,
         initial_accumulator_value: float = 0.0,
         eps: float = 1e-10,
@@ -73,7 +75,7 @@ class RowAdagrad(Optimizer):
         return update_all(self, closure, self._update)
 
     def _update(self, parameter: Tensor, group: dict[str, Any]) -> None:
-        state = self.state[parameter]
+        state, lr = self.state[parameter], rate_of(group, parameter)
         if "sum" not in state:
             shape = parameter.shape[:1] if group["by_row"] else parameter.shape
             start = float(group["initial_accumulator_value"])
@@ -82,11 +84,11 @@ class RowAdagrad(Optimizer):
             from manyclass.kernels.triton import rows as kernels
 
             row_ids, values, seed = found
-            kernels.adagrad_(parameter, state["sum"], row_ids, values, lr=group["lr"], eps=group["eps"], seed=seed)
+            kernels.adagrad_(parameter, state["sum"], row_ids, values, lr=lr, eps=group["eps"], seed=seed)
             return
         if group["impl"] == "auto" and (rows := raw_rows(parameter, state["sum"])):
-            options = {"lr": group["lr"], "eps": group["eps"], "by_row": state["sum"].dim() < parameter.dim()}
-            cpu.adagrad_(parameter, state["sum"], *rows, **options)
+            by_row = state["sum"].dim() < parameter.dim()
+            cpu.adagrad_(parameter, state["sum"], *rows, lr=float(lr), eps=group["eps"], by_row=by_row)
             return
         ids, gradient = coalesced_rows(parameter)
         total = take(state["sum"], ids)
@@ -94,7 +96,7 @@ class RowAdagrad(Optimizer):
         total += square.flatten(1).mean(1) if total.dim() < square.dim() else square
         put(state["sum"], ids, total)
         scale = per_row(total.sqrt().add_(group["eps"]), gradient)
-        updated = take(parameter, ids).addcdiv_(gradient, scale, value=-group["lr"])
+        updated = subtract_(take(parameter, ids), gradient / scale, lr)
         put(parameter, ids, updated, stochastic=group["stochastic_rounding"])
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -118,7 +120,8 @@ class RowAdagrad(Optimizer):
 
 def _check_options(options: dict[str, Any]) -> None:
     check_options(options)
-    for name in ("lr", "initial_accumulator_value", "eps"):
+    check_rate(options["lr"])
+    for name in ("initial_accumulator_value", "eps"):
         _check.number(name, options[name], low=0)
     if not isinstance(options["by_row"], bool):
         raise TypeError(f"`by_row` must be True or False, got {options['by_row']!r}")

@@ -13,6 +13,7 @@ from manyclass.kernels import cpu
 from manyclass.optim._gradient import coalesced_rows, raw_rows
 from manyclass.optim._kernels import add_missing_options, check_options, triton_rows
 from manyclass.optim._optimizer import check_loaded, check_names, check_table, restore, update_all
+from manyclass.optim._rate import check_rate, rate_of
 from manyclass.optim._rows import per_row, put, resized, take, wide_dtype
 
 
@@ -28,7 +29,8 @@ class RowAdam(Optimizer):
 
     Args:
         params: parameters or groups of them; their first dimension counts the rows.
-        lr: η, the learning rate.
+        lr: η, the learning rate: a number, or a floating-point tensor of one element, on the device of the parameters
+            or on the CPU, which a schedule may fill in place. A step does not wait for it.
         betas: β₁ and β₂.
         eps: ε.
         impl: the implementation: "eager" by torch's operators; "triton" by a kernel for sparse gradients on a GPU;
@@ -50,7 +52,7 @@ class RowAdam(Optimizer):
     def __init__(
         self,
         params: ParamsT,
-        lr: float = 1e-3,
+        lr: float | Tensor = 1e-3,
         *,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
@@ -76,7 +78,7 @@ class RowAdam(Optimizer):
         return update_all(self, closure, self._update)
 
     def _update(self, parameter: Tensor, group: dict[str, Any]) -> None:
-        beta1, beta2 = group["betas"]
+        (beta1, beta2), lr = group["betas"], rate_of(group, parameter)
         state = self.state[parameter]
         if not state:
             state["exp_avg"] = torch.zeros_like(parameter, dtype=wide_dtype(parameter.dtype))
@@ -88,11 +90,11 @@ class RowAdam(Optimizer):
             from manyclass.kernels.triton import rows as kernels
 
             row_ids, values, seed = found
-            options = {"lr": group["lr"], "betas": (beta1, beta2), "eps": group["eps"]}
-            kernels.adam_(parameter, *moments, row_ids, values, **options, seed=seed)
+            options = {"betas": (beta1, beta2), "eps": group["eps"]}
+            kernels.adam_(parameter, *moments, row_ids, values, lr=lr, **options, seed=seed)
             return
         if group["impl"] == "auto" and (raw := raw_rows(parameter, state["exp_avg"], state["exp_avg_sq"])):
-            cpu.adam_(parameter, *moments, *raw, lr=group["lr"], betas=(beta1, beta2), eps=group["eps"])
+            cpu.adam_(parameter, *moments, *raw, lr=float(lr), betas=(beta1, beta2), eps=group["eps"])
             return
         ids, gradient = coalesced_rows(parameter)
         steps = take(state["steps"], ids).add_(1)
@@ -102,7 +104,7 @@ class RowAdam(Optimizer):
         put(state["exp_avg"], ids, first)
         put(state["exp_avg_sq"], ids, second)
         # The powers are taken in float64: in float32 1 − 0.999ⁿ has no more than four digits.
-        rate = group["lr"] / (1 - beta1 ** steps.double())
+        rate = lr / (1 - beta1 ** steps.double())
         spread = (1 - beta2 ** steps.double()).sqrt()
         rate, spread = (per_row(column.to(gradient.dtype), gradient) for column in (rate, spread))
         rows = take(parameter, ids)
@@ -129,7 +131,7 @@ class RowAdam(Optimizer):
 def _check_options(options: dict[str, Any]) -> None:
     check_options(options)
     betas = options["betas"]
-    _check.number("lr", options["lr"], low=0)
+    check_rate(options["lr"])
     if not isinstance(betas, tuple | list) or len(betas) != 2:
         raise ValueError(f"`betas` must be two numbers, got {betas}")
     for i, beta in enumerate(betas):

@@ -13,6 +13,7 @@ from manyclass.optim._gradient import coalesced_rows
 from manyclass.optim._history import append, check_history, empty, since
 from manyclass.optim._kernels import add_missing_options, check_options, triton_rows
 from manyclass.optim._optimizer import check_loaded, check_names, check_table, restore, update_all
+from manyclass.optim._rate import check_rate, rate_of, subtract_
 from manyclass.optim._rows import per_row, put, resized, take
 
 _CHUNK_ROWS = 1 << 18
@@ -37,7 +38,9 @@ class RowSGD(Optimizer):
 
     Args:
         params: parameters or groups of them; their first dimension counts the rows.
-        lr: η, the learning rate.
+        lr: η, the learning rate: a number, or a floating-point tensor of one element, on the device of the parameters
+            or on the CPU, which a schedule may fill in place. A step does not wait for it. With momentum or weight
+            decay it must be a number or on the CPU.
         momentum: μ.
         weight_decay: λ.
         impl: the implementation: "eager" by torch's operators; "triton" by a kernel for sparse gradients on a GPU, if
@@ -58,7 +61,7 @@ class RowSGD(Optimizer):
     def __init__(
         self,
         params: ParamsT,
-        lr: float,
+        lr: float | Tensor,
         *,
         momentum: float = 0.0,
         weight_decay: float = 0.0,
@@ -85,8 +88,13 @@ class RowSGD(Optimizer):
 
     def _update(self, parameter: Tensor, group: dict[str, Any]) -> None:
         # A large int is a valid option, but torch takes only those of 64 bits.
-        lr, momentum, decay = (float(group[name]) for name in ("lr", "momentum", "weight_decay"))
+        lr, momentum, decay = rate_of(group, parameter), float(group["momentum"]), float(group["weight_decay"])
         state = self.state[parameter]
+        if isinstance(lr, Tensor) and (momentum or decay or state):
+            # The product of missed steps is computed on the CPU.
+            raise ValueError(
+                f"`lr` must be a number with momentum or weight decay, or on the CPU, got a tensor on {lr.device}"
+            )
         if not (momentum or decay or state) and (found := triton_rows(parameter, group)):
             from manyclass.kernels.triton import rows as kernels
 
@@ -109,10 +117,11 @@ class RowSGD(Optimizer):
             gradient = gradient.add(rows, alpha=decay)
         if momentum and velocity is not None:
             gradient = velocity.mul_(momentum).add_(gradient)
-        put(parameter, ids, rows.sub_(gradient, alpha=lr), stochastic=group["stochastic_rounding"])
+        put(parameter, ids, subtract_(rows, gradient, lr), stochastic=group["stochastic_rounding"])
         if velocity is not None:
             put(state["momentum_buffer"], ids, velocity)
         if ids is not None and "history" in state:
+            assert isinstance(lr, float)
             # A step without momentum leaves the velocity unchanged, as in torch's SGD.
             missed = [1 - lr * decay, -lr * momentum, decay, momentum] if momentum else [1 - lr * decay, 0.0, 0.0, 1.0]
             append(state["history"], missed)
@@ -170,7 +179,7 @@ def _apply(product: Tensor, rows: Tensor, velocity: Tensor | None) -> None:
 
 def _check_options(options: dict[str, Any]) -> None:
     check_options(options)
-    _check.number("lr", options["lr"], low=0)
+    check_rate(options["lr"])
     _check.fraction("momentum", options["momentum"])
     _check.number("weight_decay", options["weight_decay"], low=0)
 

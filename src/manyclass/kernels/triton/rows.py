@@ -23,14 +23,14 @@ def can_update(table: Tensor) -> bool:
     return fits and table.is_contiguous() and table.dtype in (torch.float32, torch.bfloat16, torch.float16)
 
 
-def sgd_(table: Tensor, ids: Tensor, values: Tensor, *, lr: float, seed: Tensor | None) -> None:
+def sgd_(table: Tensor, ids: Tensor, values: Tensor, *, lr: float | Tensor, seed: Tensor | None) -> None:
     """Update rows by w ← w - η g.
 
     Args:
         table: [C, ...].
         ids: int64 [N]; a row may repeat.
         values: their gradients [N, ...].
-        lr: η.
+        lr: η; a tensor is read on the device.
         seed: int64 [1], on the device: round to bfloat16 at random, so that the mean is exact. None: to the nearest.
     """
     launch = _Launch(table, ids, values, lr, seed, whole=False)
@@ -44,7 +44,7 @@ def adagrad_(
     ids: Tensor,
     values: Tensor,
     *,
-    lr: float,
+    lr: float | Tensor,
     eps: float,
     seed: Tensor | None,
 ) -> None:
@@ -69,7 +69,7 @@ def adam_(
     ids: Tensor,
     values: Tensor,
     *,
-    lr: float,
+    lr: float | Tensor,
     betas: tuple[float, float],
     eps: float,
     seed: Tensor | None,
@@ -97,7 +97,7 @@ class _Launch:
     """
 
     def __init__(
-        self, table: Tensor, ids: Tensor, values: Tensor, lr: float, seed: Tensor | None, *, whole: bool
+        self, table: Tensor, ids: Tensor, values: Tensor, lr: float | Tensor, seed: Tensor | None, *, whole: bool
     ) -> None:
         # Stable, so that equal ids stay in the order in which they came.
         ascending, order = ids.sort(stable=True)
@@ -108,6 +108,7 @@ class _Launch:
         self.grid = (number, triton.cdiv(dim, columns))
         self.operands = (table, ascending, order, values, number, dim, lr, seed)
         self.options: dict[str, Any] = {
+            "READS_RATE": isinstance(lr, Tensor),
             "STOCHASTIC": seed is not None and table.dtype == torch.bfloat16,
             "REPEATS": max(1, min(16, TILE // columns)),
             "COLUMNS": columns,
@@ -192,6 +193,7 @@ def _sgd(  # type: ignore[no-untyped-def]
     dim,
     lr,
     seed,
+    READS_RATE: tl.constexpr,
     STOCHASTIC: tl.constexpr,
     REPEATS: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -200,9 +202,12 @@ def _sgd(  # type: ignore[no-untyped-def]
     if _is_first(ids, position):
         column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
         inside = column < dim
+        rate = lr
+        if READS_RATE:
+            rate = tl.load(lr).to(tl.float32)
         gradient = _gradient(ids, order, values, position, number, dim, column, REPEATS, COLUMNS)
         at = tl.load(ids + position).to(tl.int64) * dim + column
-        row = tl.load(table + at, mask=inside, other=0.0).to(tl.float32) - lr * gradient
+        row = tl.load(table + at, mask=inside, other=0.0).to(tl.float32) - rate * gradient
         _put(table, at, inside, row, seed, position, column, COLUMNS, STOCHASTIC)
 
 
@@ -219,6 +224,7 @@ def _adagrad(  # type: ignore[no-untyped-def]
     total,
     eps,
     BY_ROW: tl.constexpr,
+    READS_RATE: tl.constexpr,
     STOCHASTIC: tl.constexpr,
     REPEATS: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -227,6 +233,9 @@ def _adagrad(  # type: ignore[no-untyped-def]
     if _is_first(ids, position):
         column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
         inside = column < dim
+        rate = lr
+        if READS_RATE:
+            rate = tl.load(lr).to(tl.float32)
         gradient = _gradient(ids, order, values, position, number, dim, column, REPEATS, COLUMNS)
         here = tl.load(ids + position).to(tl.int64)
         at = here * dim + column
@@ -239,7 +248,7 @@ def _adagrad(  # type: ignore[no-untyped-def]
             squares = tl.load(total + at, mask=inside, other=0.0) + gradient * gradient
             tl.store(total + at, squares, mask=inside)
         row = tl.load(table + at, mask=inside, other=0.0).to(tl.float32)
-        row -= lr * gradient / (tl.sqrt(squares) + eps)
+        row -= rate * gradient / (tl.sqrt(squares) + eps)
         _put(table, at, inside, row, seed, position, column, COLUMNS, STOCHASTIC)
 
 
@@ -259,6 +268,7 @@ def _adam(  # type: ignore[no-untyped-def]
     beta1,
     beta2,
     eps,
+    READS_RATE: tl.constexpr,
     STOCHASTIC: tl.constexpr,
     REPEATS: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -267,6 +277,9 @@ def _adam(  # type: ignore[no-untyped-def]
     if _is_first(ids, position):
         column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
         inside = column < dim
+        rate = lr
+        if READS_RATE:
+            rate = tl.load(lr).to(tl.float32)
         gradient = _gradient(ids, order, values, position, number, dim, column, REPEATS, COLUMNS)
         here = tl.load(ids + position).to(tl.int64)
         at = here * dim + column
@@ -284,5 +297,5 @@ def _adam(  # type: ignore[no-untyped-def]
         left1 = 1.0 - tl.exp(wide_step * tl.log(tl.zeros([], tl.float64) + beta1))
         left2 = 1.0 - tl.exp(wide_step * tl.log(tl.zeros([], tl.float64) + beta2))
         row = tl.load(table + at, mask=inside, other=0.0).to(tl.float32)
-        row -= (lr / left1.to(tl.float32)) * m / (tl.sqrt(v) / tl.sqrt(left2).to(tl.float32) + eps)
+        row -= (rate / left1.to(tl.float32)) * m / (tl.sqrt(v) / tl.sqrt(left2).to(tl.float32) + eps)
         _put(table, at, inside, row, seed, position, column, COLUMNS, STOCHASTIC)
