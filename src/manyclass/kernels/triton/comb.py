@@ -8,6 +8,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from manyclass.kernels.triton.sizes import cdiv
+
 TEETH = 128  # of a program
 WARPS = 4
 
@@ -47,7 +49,7 @@ def comb(table: SearchTable, offset: Tensor, unit: Tensor, teeth: int, certain: 
     if k == 0:
         return ids, log_kappa
     with torch.cuda.device_of(offset):
-        _comb[(triton.cdiv(k, TEETH) * groups,)](
+        _comb[(cdiv(k, TEETH) * groups,)](
             table.cumulative,
             table.intercept,
             table.slope,

@@ -8,6 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from manyclass.forms import LogSumExp
+from manyclass.kernels.triton.sizes import cdiv
 from manyclass.kernels.triton.slots import Layout, Operands, slot_scores, target_scores
 
 
@@ -26,7 +27,7 @@ def log_sum_exp_(
     arguments = {**operands.arguments(), **layout.arguments(operands.offset.dtype)}
     loss, target_gradient = (operands.offset.new_empty(layout.batch) for _ in range(2))
     with torch.cuda.device_of(scores):
-        _log_sum_exp[(triton.cdiv(layout.rows, arguments["ROWS"]),)](
+        _log_sum_exp[(cdiv(layout.rows, arguments["ROWS"]),)](
             scores=scores,
             loss=loss,
             target_gradient=target_gradient,

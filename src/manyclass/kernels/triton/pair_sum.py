@@ -8,6 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from manyclass.forms import PairSum
+from manyclass.kernels.triton.sizes import cdiv
 from manyclass.kernels.triton.slots import Layout, Operands, slot_scores, target_scores
 
 
@@ -19,7 +20,7 @@ def pair_sum_(form: PairSum, scores: Tensor, operands: Operands, layout: Layout,
     arguments = {**operands.arguments(), **layout.arguments(operands.offset.dtype)}
     loss, target_gradient = (operands.offset.new_empty(layout.batch) for _ in range(2))
     with torch.cuda.device_of(scores):
-        _pair_sum[(triton.cdiv(layout.rows, arguments["ROWS"]),)](
+        _pair_sum[(cdiv(layout.rows, arguments["ROWS"]),)](
             scores=scores,
             loss=loss,
             target_gradient=target_gradient,

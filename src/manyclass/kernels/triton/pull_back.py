@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from manyclass.kernels.triton.sizes import cdiv, next_power_of_2
 from manyclass.kernels.triton.slots import Layout
 
 ELEMENTS = 1024  # of a tile
@@ -44,10 +45,10 @@ def pull_back(
         scale: the factor that ∂loss/∂s of the slots was written with.
     """
     dim = hidden.shape[1]
-    columns = min(triton.next_power_of_2(dim), ELEMENTS)
+    columns = min(next_power_of_2(dim), ELEMENTS)
     rows = max(1, ELEMENTS // columns)
     with torch.cuda.device_of(hidden):
-        _pull_back[(triton.cdiv(layout.rows, rows),)](
+        _pull_back[(cdiv(layout.rows, rows),)](
             hidden,
             target_rows,
             grad,

@@ -11,6 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from manyclass.kernels.triton.sizes import cdiv, next_power_of_2
+
 MAX_DIM = 4096  # of a row that one program holds at once
 COLUMNS = 512  # of a row, where a program may update a part of it
 TILE = 4096  # gradients of a row that are read at once: numbers
@@ -99,13 +101,15 @@ class _Launch:
     def __init__(
         self, table: Tensor, ids: Tensor, values: Tensor, lr: float | Tensor, seed: Tensor | None, *, whole: bool
     ) -> None:
+        # Half the bits take half the passes of a radix sort.
+        short = ids.to(torch.int32) if len(table) <= 1 << 31 else ids
         # Stable, so that equal ids stay in the order in which they came.
-        ascending, order = ids.sort(stable=True)
+        ascending, order = short.sort(stable=True)
         number, dim = len(ids), table.shape[1:].numel()
-        columns = triton.next_power_of_2(dim)
+        columns = next_power_of_2(dim)
         columns = columns if whole else min(columns, COLUMNS)
         # The second axis of a grid may have 65,535 programs at most, and there are many more rows than parts of a row.
-        self.grid = (number, triton.cdiv(dim, columns))
+        self.grid = (number, cdiv(dim, columns))
         self.operands = (table, ascending, order, values, number, dim, lr, seed)
         self.options: dict[str, Any] = {
             "READS_RATE": isinstance(lr, Tensor),

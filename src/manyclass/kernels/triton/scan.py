@@ -11,6 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from manyclass.kernels.triton.sizes import cdiv
+
 EXAMPLES = 64  # of a tile of products
 CLASSES = 128
 RANK = 64  # directions of a sketch at a time
@@ -31,11 +33,11 @@ def largest_log_p(query: Tensor, rows: Tensor, bias: Tensor | None, group_size: 
     """
     query, rows = query.contiguous(), rows.contiguous()
     (examples, rank), classes = query.shape, len(rows)
-    tiles = triton.cdiv(examples, EXAMPLES)
-    parts = max(1, min(triton.cdiv(classes, CLASSES), PROGRAMS // tiles))
-    part = triton.cdiv(triton.cdiv(classes, parts), CLASSES) * CLASSES
+    tiles = cdiv(examples, EXAMPLES)
+    parts = max(1, min(cdiv(classes, CLASSES), PROGRAMS // tiles))
+    part = cdiv(cdiv(classes, parts), CLASSES) * CLASSES
     sums = torch.empty(parts, examples, dtype=torch.float32, device=rows.device)
-    groups = triton.cdiv(examples, group_size)
+    groups = cdiv(examples, group_size)
     largest = torch.empty(groups, classes, dtype=torch.float32, device=rows.device)
     sizes = {"EXAMPLES": EXAMPLES, "CLASSES": CLASSES, "RANK": RANK, "num_warps": WARPS}
     operands = (query, rows, bias, examples, classes, rank)
@@ -43,7 +45,7 @@ def largest_log_p(query: Tensor, rows: Tensor, bias: Tensor | None, group_size: 
         _log_sums[(tiles, parts)](*operands, sums, part, HAS_BIAS=bias is not None, **sizes)
         log_z = sums.logsumexp(0)
         # One axis: the second may have 65,535 programs at most.
-        grid = (triton.cdiv(classes, CLASSES) * groups,)
+        grid = (cdiv(classes, CLASSES) * groups,)
         _largest[grid](*operands, log_z, largest, group_size, HAS_BIAS=bias is not None, **sizes)
     return largest
 

@@ -10,6 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from manyclass.candidates import Block, Candidates
+from manyclass.kernels.triton.sizes import next_power_of_2
 
 ROWS, MAX_COLUMNS = 4, 512  # of a tile of scores
 ELEMENTS_PER_WARP = 512
@@ -158,7 +159,7 @@ class Operands:
 
 def tile(k: int) -> dict[str, int]:
     """Return the rows and columns of the tiles of scores that a kernel works on, and its warps, for k slots."""
-    columns = max(128, min(MAX_COLUMNS, triton.next_power_of_2(k)))
+    columns = max(128, min(MAX_COLUMNS, next_power_of_2(k)))
     return {"ROWS": ROWS, "COLUMNS": columns, "num_warps": max(1, ROWS * columns // ELEMENTS_PER_WARP)}
 
 
