@@ -7,15 +7,21 @@ python benchmarks/plots.py --table    # the steps as a table for the README
 import argparse
 import csv
 import math
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+ROOT = Path(__file__).resolve().parent
+sys.path.insert(0, str(ROOT.parent))
+
+from benchmarks.gpu_plots import gpu_curves, gpu_steps  # noqa: E402
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-RESULTS = Path(__file__).resolve().parent / "results"
+RESULTS = ROOT / "results"
 OURS = "manyclass"
 TARGET_PERPLEXITY_RATIO = 1.005  # to exact training's perplexity: below it, a sampled training has reached it
 Rows = list[dict[str, str]]
@@ -227,6 +233,8 @@ PLOTS: dict[str, tuple[str, Callable[["Axes", Path], None]]] = {
     "draw_time": ("draws.csv", draw_time),
     "quality": ("quality.csv", quality),
     "design_cost": ("design_cost.csv", design_cost),
+    "gpu_steps": ("gpu.csv", gpu_steps),
+    "gpu_curves": ("gpu_curves.csv", gpu_curves),
 }
 
 
