@@ -100,7 +100,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda", help="cuda, or cpu to try the script")
     parser.add_argument("--impls", nargs="+", default=["eager", "triton"], help="implementations to compare")
-    parser.add_argument("--seeds", type=int, default=4, help="number of seeds")
+    parser.add_argument("--seeds", type=int, default=3, help="number of seeds")
     parser.add_argument("--classes", type=int, default=20_000, help="number of classes")
     parser.add_argument("--batch", type=int, default=1024, help="examples of a step")
     parser.add_argument("--k", type=int, default=512, help="classes drawn in a step")
