@@ -1,6 +1,7 @@
 """A GPU gives the same results as the CPU, and no step synchronises with the device."""
 
 import contextlib
+import itertools
 import warnings
 
 import pytest
@@ -9,9 +10,12 @@ from torch import nn
 
 from manyclass import ClassCounts, ClassHead, HierarchicalHead, diagnose
 from manyclass.candidates import Block, Candidates
-from manyclass.kernels import LinearDraw, all_classes, eager_loss, exact_cross_entropy, triton
+from manyclass.heads import flatten_examples
+from manyclass.kernels import LinearDraw, all_classes, eager_loss, exact_cross_entropy, implementation, triton
 from manyclass.samplers import Exhaustive
+from manyclass.samplers._comb import Comb
 from manyclass.samplers._scan import largest_log_p
+from tests.kernels import test_triton_comb as comb_kernel
 from tests.kernels.operands import distance, operands, parameters
 from tests.kernels.test_triton_draws import DRAWS, FORMS, draw_of
 from tests.kernels.test_triton_draws import parameters as draw_parameters
@@ -304,3 +308,47 @@ def test_rows_rounded_at_random_by_triton_move_on_average():
         assert (parameter[-1] == 1).all()
     assert moved[False] == 0
     assert moved[True] == pytest.approx(20 * 2**-8 / 100, rel=0.05)
+
+
+@pytest.mark.parametrize("case", ["plain", "zero mass", "certain", "uneven"])
+def test_a_comb_by_triton_falls_on_the_classes_of_the_eager_one(case):
+    weights = comb_kernel.weights_of(case, 100_000).cuda()
+    for order in (None, torch.randperm(100_000, device="cuda")):
+        comb = Comb.of(weights, 5000, order=order)
+        for groups, stratified in itertools.product((1, 3), (False, True)):
+            blocks = []
+            for impl in ("eager", "triton"):
+                generator = torch.Generator("cuda").manual_seed(3)
+                with implementation(impl):
+                    blocks.append(comb.draw(groups, stratified=stratified, generator=generator))
+            comb_kernel.check_equal(*blocks)
+
+
+@pytest.mark.parametrize("batch", [1, 37, 10_000])
+def test_ignored_targets_by_triton_are_those_of_torchs_operators(batch):
+    target = torch.randint(C, (batch,), device="cuda")
+    target[batch // 2 :: 3] = -100
+    found = []
+    for impl in ("eager", "triton"):
+        with implementation(impl):
+            found.append(flatten_examples(torch.zeros(batch, D, device="cuda"), target, C))
+    eager, ours = found
+    assert torch.equal(ours.target, eager.target)
+    assert torch.equal(ours.valid, eager.valid)
+    assert ours.share is not None
+    assert eager.share is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_an_ignored_example_has_no_part_in_a_step_by_triton_even_if_it_is_nan(reduction, dtype):
+    head, hidden, target = setting(sparse=True, impl="triton", bias=False)
+    head, hidden, target = head.to("cuda", dtype), hidden.to("cuda", dtype), target.cuda()
+    target[::4] = -100
+    hidden[::4] = torch.nan
+    hidden.requires_grad_()
+    loss = head(hidden, target, reduction=reduction)
+    loss.backward()
+    assert loss.isfinite()
+    assert head.weight.grad._values().isfinite().all()
+    assert (hidden.grad[::4] == 0).all()
