@@ -1,5 +1,7 @@
 """The comb by Triton's kernel falls on the classes of the eager comb, and marks them with the same log κ."""
 
+import pickle
+
 import pytest
 import torch
 
@@ -106,3 +108,10 @@ def test_samplers_draw_by_the_kernel_if_the_head_has_chosen_it(monkeypatch, make
             drawn.append(sampler(target, generator=torch.Generator().manual_seed(0)))
         assert len(launched) == (impl == "triton")
     assert torch.equal(drawn[0].ids(), drawn[2].ids())
+
+
+def test_a_sampler_that_drew_by_the_kernel_can_be_loaded_without_triton():
+    sampler = Systematic(torch.ones(500), 20)
+    with implementation("triton"):
+        sampler(torch.tensor([3]))
+    assert b"manyclass.kernels.triton" not in pickle.dumps(sampler)

@@ -76,7 +76,6 @@ class MassTable:
         self._has_zero = len(self._zero) > 0
         self._ids: Tensor | None = None
         self._cpu_table: cpu.SearchTable | None = None
-        self._gpu_table: gpu.SearchTable | None = None
         self.total = float(cumulative[-1])
         stretches = -(-n // CLASSES_PER_STRETCH)
         self._scale = stretches / self.total if n else 0.0
@@ -153,7 +152,7 @@ class MassTable:
         if device == self.device:
             return self
         moved = copy.copy(self)
-        moved._cpu_table = moved._gpu_table = None
+        moved._cpu_table = None
         for name, value in vars(self).items():
             if isinstance(value, Tensor):
                 setattr(moved, name, value.to(device))
@@ -177,13 +176,10 @@ class MassTable:
         return self._cpu_table
 
     def gpu_table(self) -> "gpu.SearchTable":
-        """Return the table for Triton's kernels."""
-        if self._gpu_table is None:
-            from manyclass.kernels.triton import comb as gpu
+        """Return the table for Triton's kernels. It is not kept: a copy of it could not be loaded without Triton."""
+        from manyclass.kernels.triton import comb as gpu
 
-            tensors = self._cumulative, self._intercept, self._slope, self._guide
-            self._gpu_table = gpu.SearchTable(*tensors, self._ids, self._numbers)
-        return self._gpu_table
+        return gpu.SearchTable(self._cumulative, self._intercept, self._slope, self._guide, self._ids, self._numbers)
 
     def _locate(self, position: Tensor) -> tuple[Tensor, Tensor]:
         """Return the same as `locate`: the eager reference."""
