@@ -5,11 +5,13 @@ A sampler makes Candidates, a head scores them, an objective turns them into a l
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from manyclass._shard import Shard
 
 # Exclusions per example that are compared with every slot; more are found by binary search. The classes of a group are
 # sorted once for all of its examples, which on the CPU takes less time than several comparisons.
@@ -118,6 +120,7 @@ class Candidates:
             there are none. Their slots follow those of the blocks.
         is_exhaustive: whether the one block holds every class in order, with κ = 1.
         way: the way to the exact loss of an exhaustive draw, see `kernels.exact_cross_entropy`; None: its default.
+        shard: the classes of this process, if they are divided: the slots are its part of the draw. None: all of them.
     """
 
     blocks: tuple[Block, ...]
@@ -127,6 +130,7 @@ class Candidates:
     included: Tensor | None = None
     is_exhaustive: bool = False
     way: str | None = None
+    shard: Shard | None = None
 
     @property
     def batch(self) -> int:
@@ -146,6 +150,11 @@ class Candidates:
         ids = torch.where(is_empty, 0 if empty is None else empty.unsqueeze(1), self.included)
         log_kappa = torch.zeros(ids.shape, dtype=torch.float64, device=ids.device)
         return *self.blocks, Block(ids, log_kappa.masked_fill_(is_empty, -math.inf))
+
+    def part_of(self, shard: Shard) -> "Candidates":
+        """Return the part of a process, of a draw whose blocks hold no other classes: its included classes too."""
+        included = None if self.included is None else torch.where(shard.holds(self.included), self.included, -1)
+        return replace(self, included=included, shard=shard)
 
     def ids(self) -> Tensor:
         """Return the class ids of each example's slots, int64 [B, ΣK + I]."""

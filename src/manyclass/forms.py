@@ -1,6 +1,7 @@
 """Two forms that most losses take, as data: an objective chooses one, and kernels need not know the objective.
 
-`loss` of a form is its eager reference. A kernel takes the form itself and, beside the tables, their `Similarity`.
+`loss` of a form is its eager reference; if the classes are divided among processes, each gives its part of the sums.
+A kernel takes the form itself and, beside the tables, their `Similarity`.
 """
 
 import math
@@ -51,13 +52,14 @@ class LogSumExp:
         """Return losses [B] from target scores [B] and scores [B, ΣK] that are -inf where a class is excluded."""
         target_score = transformed(self, target_score)
         log_u = weighted(scores, candidates) if self.kappa else unweighted(scores, candidates)
+        if candidates.shard is not None:
+            # A column for each process, with the sum of its slots.
+            log_u = candidates.shard.stacked(log_sum_exp(log_u)).T
         if self.target:
             return torch.cat([target_score.unsqueeze(1), log_u], 1).logsumexp(1) - target_score
-        # An empty draw has no Z̃: loss and gradient are 0. The inner `where` keeps NaN out of the gradient. A NaN score
-        # does not count as an empty slot, so it reaches the loss.
-        drawn = (log_u != -math.inf).any(1)
-        log_z = torch.where(drawn.unsqueeze(1), log_u, 0.0).logsumexp(1)
-        return torch.where(drawn, log_z - target_score, 0.0)
+        # An empty draw has no Z̃: loss and gradient are 0.
+        log_z = log_sum_exp(log_u)
+        return torch.where(log_z != -math.inf, log_z - target_score, 0.0)
 
 
 @dataclass(frozen=True)
@@ -98,11 +100,14 @@ class PairSum:
         if self.kappa:
             target_score = target_score + target_log_kappa(candidates, scores.dtype)
         x = log_u + self.margin_of(candidates.num_classes)
+        shard = candidates.shard
         if self.paired:
-            x = x - target_score.unsqueeze(1)
+            x = x - (target_score if shard is None else shard.enter(target_score)).unsqueeze(1)
         # φ(-inf) is 0 with gradient 0 for both, so empty slots add nothing.
         loss = (F.softplus(x) if self.activation == "softplus" else F.relu(x)).sum(1)
         number = (log_u != -math.inf).sum(1)
+        if shard is not None:
+            loss, number = shard.total(torch.stack([loss, number.to(loss.dtype)]))
         if self.mean:
             loss = loss / number.clamp(min=1)
         if self.positive:
@@ -117,6 +122,17 @@ Form = LogSumExp | PairSum
 def is_cross_entropy(form: Form, *, keeps_hits: bool) -> bool:
     """Return True if the loss over all classes with κ = 1 is the cross entropy: the target is summed once."""
     return isinstance(form, LogSumExp) and form.target_transform is None and form.target != keeps_hits
+
+
+def log_sum_exp(log_u: Tensor) -> Tensor:
+    """Return the logarithm of Σ exp over the columns of [B, K], -inf with gradient 0 where all are -inf.
+
+    NaN is no empty slot, so it reaches the result.
+    """
+    some = (log_u != -math.inf).any(1)
+    # The inner `where` keeps NaN out of the gradient.
+    log_sum = torch.where(some.unsqueeze(1), log_u, 0.0).logsumexp(1)
+    return torch.where(some, log_sum, -math.inf)
 
 
 def transformed(form: Form, target_score: Tensor) -> Tensor:
