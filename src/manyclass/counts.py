@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from manyclass import _check
 from manyclass._plain_state import load_state, move_state, save_state, saved_vector
+from manyclass._shard import Shard
 
 CHUNK_CLASSES = 1 << 22
 MAX_COUNT = 1e100  # of a loaded state; powers of it must be finite
@@ -35,7 +36,8 @@ class ClassCounts(nn.Module):
         tensor([6., 3., 2.], dtype=torch.float64)
     """
 
-    saved = ("raw",)
+    saved = by_class = ("raw",)
+    shard: Shard | None = None
     _apply, _save_to_state_dict, _load_from_state_dict = move_state, save_state, load_state
 
     def __init__(self, counts: Tensor, *, smoothing: float | None = 1.0) -> None:
@@ -72,10 +74,11 @@ class ClassCounts(nn.Module):
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Continue from saved counts of as many classes."""
-        raw = saved_vector("raw", state["raw"], torch.float64, self.num_classes)
+        raw = saved_vector("raw", state["raw"], torch.float64, len(self.raw))
         if (bad := (raw > MAX_COUNT) | ((raw > 0) & (raw < 1 / MAX_COUNT))).any():
             raise ValueError(f"`raw` must be 0 or within 1e±100, {_check.at_first(raw, bad)}")
-        if self.smoothing == 0 and not raw.any():
+        total = float(raw.sum())
+        if self.smoothing == 0 and (total if self.shard is None else self.shard.sum(total)) == 0:
             raise ValueError(f"`raw` must not all be 0 when smoothing is off, got {len(raw)} zeros")
         self.raw = raw
 
@@ -84,27 +87,42 @@ class ClassCounts(nn.Module):
     @property
     def num_classes(self) -> int:
         """The number of classes, C."""
-        return self.raw.shape[0]
+        return self.raw.shape[0] if self.shard is None else self.shard.num_classes
+
+    def divide(self, shard: Shard) -> None:
+        """Keep the classes of this process alone, of counts that all processes hold."""
+        if self.shard is None:
+            self.raw, self.shard = self.raw[shard.classes].clone(), shard
 
     def update(self, targets: Tensor) -> None:
-        """Count more targets, a tensor of class ids of any shape; samplers use them after their next `refresh()`."""
+        """Count more targets, a tensor of class ids of any shape; samplers use them after their next `refresh()`.
+
+        If classes are divided among processes, each counts the targets of its classes: give all targets to all.
+        """
         targets = _check.ids("targets", targets, self.num_classes).reshape(-1)
         _check.device("targets", targets, self.device)
+        if self.shard is not None:
+            targets = targets[self.shard.holds(targets)] - self.shard.first
         self.raw.index_add_(0, targets, targets.new_ones(targets.shape, dtype=torch.float64))
 
     def weights(self, power: float = 1.0) -> Tensor:
-        """Return the smoothed counts to a power, float64 [C]; 0 is uniform, 0.75 is word2vec's choice."""
+        """Return the smoothed counts to a power, float64 [C]; 0 is uniform, 0.75 is word2vec's choice.
+
+        If classes are divided among processes, those of this one.
+        """
         seen = self.raw > 0
         unseen = self.smoothing
         if unseen is None:
-            unseen = float(self.raw[seen].min()) if bool(seen.any()) else 1.0
+            least = float(self.raw[seen].min()) if bool(seen.any()) else math.inf
+            least = least if self.shard is None else float(self.shard.numbers(least).min())
+            unseen = least if least < math.inf else 1.0
         smoothed = torch.where(seen, self.raw, unseen) if unseen else self.raw.clone()
         return smoothed if power == 1 else smoothed.pow_(power)
 
     def frequency(self) -> Tensor:
         """Return f, the smoothed counts divided by their sum, float64 [C]."""
         weights = self.weights()
-        return weights.div_(_check_total(weights))
+        return weights.div_(self._total(weights))
 
     def alpha(self, k: int) -> float:
         """Solve Σ b = k for the exponent α in [0, 1] of b = f^α: 1 at k = 1, exactly 0 at k = C.
@@ -112,10 +130,25 @@ class ClassCounts(nn.Module):
         Raises:
             ValueError: k is outside [1, C], or smoothing is off and k exceeds the number of classes that occur.
         """
+        if self.shard is not None:
+            raise ValueError(f"`k` must be solved for before counts are divided among {self.shard.ranks} processes")
         return exponent(self.frequency(), k)
 
+    def _total(self, weights: Tensor) -> float:
+        total = float(weights.sum())
+        total = total if self.shard is None else self.shard.sum(total)
+        if total == 0:
+            raise ValueError(f"`counts` must not all be 0 when smoothing is off, got {self.num_classes} zeros")
+        return total
+
     def resize(self, num_classes: int) -> None:
-        """Add unseen classes, or drop the last ones."""
+        """Add unseen classes, or drop the last ones.
+
+        Raises:
+            ValueError: the classes are divided among processes.
+        """
+        if self.shard is not None:
+            raise ValueError(f"`counts` must be whole to be resized to {num_classes} classes, got one part of them")
         _check.integer("num_classes", num_classes, 1)
         counts = self.raw.new_zeros(num_classes)
         kept = min(num_classes, self.num_classes)
@@ -125,13 +158,6 @@ class ClassCounts(nn.Module):
     def extra_repr(self) -> str:
         """Return the options shown by `repr`."""
         return f"num_classes={self.num_classes}, smoothing={self.smoothing}"
-
-
-def _check_total(weights: Tensor) -> float:
-    total = float(weights.sum())
-    if total == 0:
-        raise ValueError(f"`counts` must not all be 0 when smoothing is off, got {len(weights)} zeros")
-    return total
 
 
 def exponent(frequency: Tensor, k: int) -> float:

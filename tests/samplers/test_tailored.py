@@ -96,7 +96,7 @@ def test_sums_are_unbiased_with_any_sketch(name):
 @pytest.fixture(params=[torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 def tolerance(request, monkeypatch):
     """Run a test with scans in both dtypes; return the tolerance of weights."""
-    monkeypatch.setattr("manyclass.samplers.tailored.scan_dtype", lambda device: request.param)
+    monkeypatch.setattr("manyclass.samplers.tailored.scan_dtype", lambda weight: request.param)
     return {"rtol": 0.03 if request.param == torch.bfloat16 else 1e-5, "atol": 1e-6}
 
 

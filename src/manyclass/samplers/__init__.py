@@ -8,7 +8,9 @@ from manyclass.samplers._sampler import StepClock as StepClock
 from manyclass.samplers._sampler import SubsetSampler as SubsetSampler
 from manyclass.samplers._sampler import check_life_cycle as check_life_cycle
 from manyclass.samplers._sampler import deciding_part as deciding_part
+from manyclass.samplers._sampler import divide as divide
 from manyclass.samplers._sampler import draw_including as draw_including
+from manyclass.samplers._sampler import has_rebuilds as has_rebuilds
 from manyclass.samplers._sampler import no_learning as no_learning
 from manyclass.samplers._sampler import no_schedule as no_schedule
 from manyclass.samplers._sampler import no_vectors as no_vectors

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from manyclass import _check
 from manyclass._plain_state import saved_permutation, saved_vector
+from manyclass._shard import Shard
 from manyclass.candidates import Block, put_in_front
 from manyclass.kernels import cpu, runs_triton
 from manyclass.samplers._inclusion import split_certain
@@ -21,33 +22,55 @@ class Comb:
 
     Classes of π = 1 are in every draw, so they are off the line and have no tooth.
 
+    The line may be divided among processes. Then each holds the table of its part, and draws the classes under the
+    teeth that fall on it. Sums of masses are exact, so the classes and their κ do not depend on the division.
+
     Args:
         mass: float64 [C]; 0 for the classes that are certain or never drawn.
         certain: int64 [n], ascending: the classes of π = 1.
         k: classes drawn.
         order: int64 [C], the ids in the order of the line; None: by id.
+        shard: the classes of this process, to which `mass` and `certain` belong; None: all.
     """
 
-    def __init__(self, mass: Tensor, certain: Tensor, k: int, *, order: Tensor | None = None) -> None:
-        self.table = MassTable(mass, order=order)
+    def __init__(
+        self, mass: Tensor, certain: Tensor, k: int, *, order: Tensor | None = None, shard: Shard | None = None
+    ) -> None:
+        self.table = MassTable(mass, order=order, shard=shard)
         self.certain = certain
         self.k = k
-        teeth = k - len(certain) if self.table.total else 0
-        self.spacing = self.table.total / max(teeth, 1)
+        self.shard = shard
+        lengths, numbers, here = [self.table.total], [len(certain)], 0
+        if shard is not None:
+            lengths, numbers = shard.numbers(self.table.total, len(certain)).T.tolist()
+            here = shard.rank
+        self.total, self.start = math.fsum(lengths), math.fsum(lengths[:here])
+        teeth = k - int(sum(numbers)) if self.total else 0
+        self.spacing = self.total / max(teeth, 1)
+        first, end = 0, teeth
+        # Rounding may move a position to the end of the line.
+        self._end = self.start + self.table.total if any(lengths[here + 1 :]) else math.inf
+        if shard is not None:
+            # With any offset below 1 the teeth of this part of the line are among these.
+            first = max(0, math.floor(self.start / (self.spacing or 1.0)) - 1)
+            end = min(teeth, math.ceil((self.start + self.table.total) / (self.spacing or 1.0)) + 1)
+            end = max(first, end) if self.table.total else first
         # For compiled graphs, in which numbers would be constants: a rebuild changes all of them.
-        self._tooth = torch.arange(teeth, dtype=torch.float64, device=mass.device)
+        self._tooth = torch.arange(first, end, dtype=torch.float64, device=mass.device)
         self._unit = torch.tensor(self.spacing, dtype=torch.float64, device=mass.device)
-        self._total = torch.tensor(self.table.total, dtype=torch.float64, device=mass.device)
+        self._total = torch.tensor(self.total, dtype=torch.float64, device=mass.device)
+        self._number_of_teeth = teeth
 
     @classmethod
-    def of(cls, weight: Tensor, k: int, *, order: Tensor | None = None) -> "Comb":
+    def of(cls, weight: Tensor, k: int, *, order: Tensor | None = None, shard: Shard | None = None) -> "Comb":
         """Return the comb for weights float64 [C]; a class of weight 0 is never drawn."""
-        if not math.isfinite(weight.sum()):
+        total = float(weight.sum())
+        if not math.isfinite(total if shard is None else shard.sum(total)):
             raise ValueError("`weights` must have a finite sum, got one that is infinite or NaN")
-        return cls(*split_certain(weight, k), k, order=order)
+        return cls(*split_certain(weight, k, shard), k, order=order, shard=shard)
 
     @classmethod
-    def restored(cls, weights: Tensor, line: Tensor, num_classes: int, k: int) -> "Comb":
+    def restored(cls, weights: Tensor, line: Tensor, num_classes: int, k: int, *, shard: Shard | None = None) -> "Comb":
         """Return the comb of saved `weights` and `line`; raise ValueError if they are not those of `num_classes`."""
         saved_vector("weights", weights, torch.float64, num_classes, low=CERTAIN)
         certain = (weights < 0).nonzero().squeeze(1)
@@ -56,15 +79,21 @@ class Comb:
         if (bad := (weights < 0) & (weights != CERTAIN)).any():
             raise ValueError(f"`weights` must be {CERTAIN:g} or not negative, {_check.at_first(weights, bad)}")
         order = saved_permutation("line", line, num_classes).long() if len(line) else None
-        comb = cls(weights.index_fill(0, certain, 0.0), certain, k, order=order)
-        if comb.table.total and comb.teeth == 0:
+        comb = cls(weights.index_fill(0, certain, 0.0), certain, k, order=order, shard=shard)
+        if comb.total and comb.teeth <= 0:
             raise ValueError(f"`weights` must leave a tooth for those above 0, got {k} of {CERTAIN:g} for a k of {k}")
         return comb
 
     @property
     def teeth(self) -> int:
         """The number of teeth, for the classes that are not certain."""
-        return self._tooth.shape[0]
+        # A length, not a number, which would be a constant of a compiled graph.
+        return self._tooth.shape[0] if self.shard is None else self._number_of_teeth
+
+    @property
+    def num_classes(self) -> int:
+        """The number of classes C, those of other processes included."""
+        return self.table.num_classes if self.shard is None else self.shard.num_classes
 
     @property
     def weights(self) -> Tensor:
@@ -94,7 +123,10 @@ class Comb:
 
     def draw(self, groups: int, *, stratified: bool, generator: torch.Generator | None) -> tuple[Block, ...]:
         """Return the classes under the teeth, and the certain ones in front of them."""
-        offsets = self._tooth.shape[0] if stratified else 1
+        offsets = self.teeth if stratified else 1
+        if self.shard is not None:
+            offset = self.shard.uniform(groups, offsets, device=self.device, generator=generator)
+            return put_in_front(self.certain + self.shard.first, self._own_part(offset, self.shard))
         offset = torch.rand(groups, offsets, dtype=torch.float64, device=self.device, generator=generator)
         if groups == 1 and not stratified and cpu.is_available(offset):
             return (Block(*cpu.comb(self.table.cpu_table(), offset, self.spacing, self.teeth, self.certain)),)
@@ -108,6 +140,19 @@ class Comb:
         ids, mass = self.table.locate((offset + self._tooth).mul_(self._unit))
         return put_in_front(self.certain, Block(ids, self._log_spacing() - mass.log_()))
 
+    def _own_part(self, offset: Tensor, shard: Shard) -> Block:
+        """Return the classes under the teeth that fall on the part of this process, in slots for all that may."""
+        if len(offset.T) > 1:
+            offset = offset[:, self._tooth.long()]
+        position = (offset + self._tooth).mul_(self._unit)
+        inside = (position >= self.start) & (position < self._end)
+        ids, mass = self.table.locate((position - self.start).clamp_(0.0, self.table.total))
+        # An empty slot holds a class that another slot has drawn, so that no further row gets a gradient.
+        before, number = (position < self.start).sum(1, keepdim=True), inside.sum(1, keepdim=True)
+        slot = torch.arange(ids.shape[1], device=ids.device).clamp(min=before, max=before + number - 1).clamp_(min=0)
+        log_kappa = (self._log_spacing() - mass.log_()).masked_fill_(~inside, -math.inf)
+        return Block(ids.gather(1, slot.clamp_(max=max(ids.shape[1] - 1, 0))) + shard.first, log_kappa)
+
     def under(self, share: Tensor, teeth: Tensor) -> tuple[Tensor, Tensor]:
         """Return the classes [G, K] at shares of the line, and their log κ if it has a given number of teeth.
 
@@ -120,9 +165,18 @@ class Comb:
 
     def log_kappa(self, ids: Tensor, teeth: Tensor | None = None) -> Tensor:
         """Return log κ of classes, 0 for those that are certain, if the line has a number of teeth; None: its own."""
-        mass = self.table.mass(ids)
+        held, own = None, ids
+        if self.shard is not None:
+            held = self.shard.holds(ids)
+            own = torch.where(held, ids - self.shard.first, 0)
+            if self.shard.size == 0:
+                return self.shard.summed(torch.zeros(ids.shape, dtype=torch.float64, device=ids.device))
+        mass = self.table.mass(own)
         log_spacing = self._log_spacing() if teeth is None else (self._total / teeth).log()
-        return torch.where(mass > 0, log_spacing - mass.log(), 0.0)
+        log_kappa = torch.where(mass > 0, log_spacing - mass.log(), 0.0)
+        if self.shard is None or held is None:
+            return log_kappa
+        return self.shard.summed(log_kappa.masked_fill(~held, 0.0))
 
     def _log_spacing(self) -> float | Tensor:
         return self._unit.log() if torch.compiler.is_compiling() else math.log(self.spacing or 1.0)

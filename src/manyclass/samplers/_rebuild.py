@@ -39,6 +39,8 @@ class BackgroundRebuild(Generic[M]):
         self.stale = True
         self._running: _Running[M] | None = None
         self._finished: M | None = None
+        # Discarded, but perhaps not finished.
+        self._dropped: _Running[M] | None = None
 
     def attach(self, *vectors: Tensor) -> None:
         """Build from these class vectors from now on; vectors of another shape start the schedule again."""
@@ -75,11 +77,14 @@ class BackgroundRebuild(Generic[M]):
             current = self._take(current)
         if self.steps % every == 0:
             with isolated():
-                self._running = _Running(snapshot(), current.device)
+                # Processes that divide the classes exchange numbers in a build: two at once would mix them up.
+                self._running = _Running(_after(self._dropped, snapshot()), current.device)
+                self._dropped = None
         return current
 
     def drop(self) -> None:
         """Discard the build in progress."""
+        self._dropped = self._running or self._dropped
         self._running = self._finished = None
 
     def restart(self) -> None:
@@ -98,7 +103,13 @@ class BackgroundRebuild(Generic[M]):
 
     def __getstate__(self) -> dict[str, Any]:
         # A thread cannot be copied, its result can; nor can vectors without values, which are attached again.
-        return {**self.__dict__, "_running": None, "_finished": self.pending(), "_vectors": self.vectors}
+        return {
+            **self.__dict__,
+            "_running": None,
+            "_finished": self.pending(),
+            "_dropped": None,
+            "_vectors": self.vectors,
+        }
 
     @property
     def progress(self) -> Tensor:
@@ -136,6 +147,11 @@ class _Running(Generic[M]):
         self._future: Future[M] = executor.submit(_work, build, stream)
         executor.shutdown(wait=False)
 
+    def wait(self) -> None:
+        """Wait until the build has ended, in the process that has its thread."""
+        if os.getpid() == self._process:
+            self._future.exception()
+
     def result(self) -> M:
         """Return the result; wait for it."""
         if self._build is not None and os.getpid() != self._process:
@@ -147,6 +163,17 @@ class _Running(Generic[M]):
             except Exception as error:
                 self._future.set_exception(error)
         return self._future.result()
+
+
+def _after(dropped: "_Running[M] | None", build: Callable[[], M]) -> Callable[[], M]:
+    """Return a build that waits for one that was discarded."""
+
+    def wait_and_build() -> M:
+        if dropped is not None:
+            dropped.wait()
+        return build()
+
+    return wait_and_build
 
 
 def _work(build: Callable[[], M], stream: torch.cuda.Stream | None) -> M:

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from manyclass import _check
+from manyclass._shard import Shard
 from manyclass.candidates import Candidates, contained
 from manyclass.samplers.error_probe import ErrorProbe
 
@@ -157,6 +158,19 @@ class SubsetSampler(Sampler, Protocol):
 
 
 @runtime_checkable
+class DivisibleSampler(Sampler, Protocol):
+    """A sampler whose classes can be divided among processes.
+
+    Each process then draws its part of one draw, the same as an undivided sampler's: its blocks hold classes of this
+    process alone.
+    """
+
+    def divide(self, shard: Shard) -> None:
+        """Keep the classes of this process alone, of a sampler that all processes have."""
+        ...
+
+
+@runtime_checkable
 class AdjustableSampler(Sampler, Protocol):
     """A sampler whose number of drawn classes can be changed."""
 
@@ -199,6 +213,27 @@ def deciding_part(sampler: Sampler) -> DecidingSampler | None:
             return found
         parts.extend(part.children())
     return None
+
+
+def divide(sampler: Sampler, shard: Shard) -> None:
+    """Keep the classes of this process alone.
+
+    Raises:
+        TypeError: the sampler cannot be divided.
+    """
+    # Not isinstance: a protocol with properties would evaluate them.
+    if not hasattr(sampler, "divide"):
+        raise TypeError(
+            "`sampler` must be one whose classes can be divided among processes: Exhaustive, Importance, Learned, "
+            f"Systematic, Tailored or WithExplicit, got {type(sampler).__name__}"
+        )
+    sampler.divide(shard)
+
+
+def has_rebuilds(sampler: Sampler) -> bool:
+    """Return True if the sampler, or one that it wraps, rebuilds tables on a background thread."""
+    parts = sampler.modules() if isinstance(sampler, nn.Module) else ()
+    return any(hasattr(part, "schedule") for part in parts)
 
 
 def checked_draw(

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from manyclass._context import isolated
+from manyclass._shard import Shard
 from manyclass.kernels import cpu, triton
 
 MAX_SCORES = 1 << 24  # at once
@@ -14,9 +15,11 @@ MAX_SCORES = 1 << 24  # at once
 _kept = threading.local()
 
 
-def scan_dtype(device: torch.device) -> torch.dtype:
-    """Return the dtype of the products of a scan: bfloat16 where the processor multiplies it."""
-    return torch.bfloat16 if device.type != "cpu" or _multiplies_bfloat16() else torch.float32
+def scan_dtype(weight: Tensor) -> torch.dtype:
+    """Return the dtype of the products of a scan: bfloat16 where the processor multiplies it; float64 for float64."""
+    if weight.dtype == torch.float64:
+        return torch.float64
+    return torch.bfloat16 if weight.device.type != "cpu" or _multiplies_bfloat16() else torch.float32
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
@@ -29,10 +32,10 @@ def _multiplies_bfloat16() -> bool:
 def largest_log_p(
     query: Tensor, rows: Tensor, bias: Tensor | None, nearest: int, group_size: int
 ) -> tuple[Tensor, Tensor]:
-    """Return max_n log p̂_n(c), float32 [G, C], and the classes of the largest ŝ of each example, int64 [N, nearest].
+    """Return max_n log p̂_n(c) [G, C], and the classes of the largest ŝ of each example, int64 [N, nearest].
 
     p̂ = exp ŝ / Σ exp ŝ with ŝ = query · rowᵀ + bias. The maximum is over the examples n of a group, each of which
-    leaves its own nearest classes out of it.
+    leaves its own nearest classes out of it. It is float32, or float64 if the rows are.
 
     Args:
         query: [N, r]; each run of `group_size` examples is a group, and what is left is the last one.
@@ -41,7 +44,7 @@ def largest_log_p(
         nearest: the number of nearest classes.
         group_size: the number of examples of a group.
     """
-    if nearest == 0 and triton.is_available(query, rows):
+    if nearest == 0 and rows.dtype != torch.float64 and triton.is_available(query, rows):
         from manyclass.kernels.triton import scan
 
         none = torch.empty(len(query), 0, dtype=torch.int64, device=query.device)
@@ -50,17 +53,40 @@ def largest_log_p(
     return torch.stack([log_p for log_p, _ in groups]), torch.cat([ids for _, ids in groups])
 
 
+def largest_log_p_of_part(query: Tensor, rows: Tensor, bias: Tensor | None, group_size: int, shard: Shard) -> Tensor:
+    """Return max_n log p̂_n(c) [G, n] of the n classes of this process, p̂ normalised over those of all processes."""
+    size = max(1, MAX_SCORES // max(1, len(rows)))
+
+    wide = torch.float64 if rows.dtype == torch.float64 else torch.float32
+
+    def scores(part: Tensor) -> Tensor:
+        found = (part @ rows.T).to(wide)
+        return found if bias is None else found + bias
+
+    nothing = torch.full((len(query),), -math.inf, dtype=wide, device=rows.device)
+    own = [scores(part).logsumexp(1) for part in query.split(size)] if len(rows) else [nothing]
+    log_z = shard.stacked(torch.cat(own)).logsumexp(0)
+    largest = []
+    for group, of_group in zip(query.split(group_size), log_z.split(group_size), strict=True):
+        found = torch.full((len(rows),), -math.inf, dtype=wide, device=rows.device)
+        for part, log_sum in zip(group.split(size), of_group.split(size), strict=True):
+            found = torch.maximum(found, (scores(part) - log_sum.unsqueeze(1)).amax(0))
+        largest.append(found)
+    return torch.stack(largest)
+
+
 def _largest_of_group(query: Tensor, rows: Tensor, bias: Tensor | None, nearest: int) -> tuple[Tensor, Tensor]:
-    largest = torch.full((len(rows),), -math.inf, device=rows.device)
+    wide = torch.float64 if rows.dtype == torch.float64 else torch.float32
+    largest = torch.full((len(rows),), -math.inf, dtype=wide, device=rows.device)
     ids = []
     # Parts of the examples, since all scores at once may take too much memory.
     for part in query.split(max(1, MAX_SCORES // len(rows))):
-        if cpu.is_available(part, rows):
+        if wide == torch.float32 and cpu.is_available(part, rows):
             scores = torch.mm(part, rows.T, out=_buffer(len(part), len(rows), rows.dtype))
             ids.append(cpu.likely_(largest, scores, bias, nearest))
             continue
         scores = part @ rows.T
-        log_p = (scores if bias is None else scores + bias).log_softmax(1, dtype=torch.float32)
+        log_p = (scores if bias is None else scores + bias).log_softmax(1, dtype=wide)
         if nearest:
             top, found = log_p.topk(nearest)
             log_p = log_p.scatter(1, found, -math.inf)

@@ -1,9 +1,12 @@
 """The source of a sampler's weights, from which its table is rebuilt when they change."""
 
+import math
+
 import torch
 from torch import Tensor, nn
 
 from manyclass import _check
+from manyclass._shard import Shard
 from manyclass.counts import ClassCounts
 
 
@@ -53,14 +56,30 @@ class WeightSource(nn.Module):
             power: exponent of the weights; None: that of the source.
         """
         mass = self.weights.weights(self.power if power is None else power)
-        never = mass == 0 if mass.min() == 0 else None
+        never = mass == 0 if len(mass) and mass.min() == 0 else None
         if self.left_out is not None:
             left_out = self.left_out.to(mass.device)
+            if self.shard is not None:
+                left_out = left_out[self.shard.holds(left_out)] - self.shard.first
             mass[left_out] = 0
             if never is not None:
                 never[left_out] = False
-        self._undrawable = int(never.nonzero()[0]) if never is not None and never.any() else None
+        found = int(never.nonzero()[0]) if never is not None and never.any() else None
+        if self.shard is not None:
+            # All processes refuse a draw together.
+            first = float(self.shard.numbers(math.inf if found is None else found + self.shard.first).min())
+            found = None if first == math.inf else int(first)
+        self._undrawable = found
         return mass
+
+    @property
+    def shard(self) -> Shard | None:
+        """The classes of this process, if they are divided."""
+        return self.weights.shard
+
+    def divide(self, shard: Shard) -> None:
+        """Keep the classes of this process alone."""
+        self.weights.divide(shard)
 
     def check_every_class_drawn(self) -> None:
         """Raise ValueError if a class has weight 0 and is not summed explicitly; `read` has searched for one."""
@@ -73,7 +92,8 @@ class WeightSource(nn.Module):
 
     def restore_left_out(self, weights: Tensor) -> None:
         """Take the classes that are left out from saved weights in force; see `restored_left_out`."""
-        if self._undrawable is None:
+        # The parts of divided weights are saved; the classes that are left out belong to the design.
+        if self._undrawable is None and self.shard is None:
             self.left_out = restored_left_out(weights, self.left_out)
 
     def heaviest(self, n: int) -> Tensor:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from manyclass._plain_state import index_dtype
+from manyclass._shard import Shard
 from manyclass.kernels import cpu
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ ENTRIES_PER_CHUNK = 1 << 24
 CLASSES_PER_STRETCH = 64
 CELL_MARGIN = 1e-2  # in widths of a cell
 MASS_BITS = 52
+TOTAL_MARGIN = 2.0**-40
 MIN_TOTAL, MAX_TOTAL = 1e-280, 1e300
 
 
@@ -39,12 +41,15 @@ class MassTable:
         mass: float64 [C], finite and not negative.
         name: the argument of the sampler that holds the masses, for errors.
         order: int64 [C], the ids in the order in which they lie on the line; None: by id.
+        shard: the classes of this process, if the line is divided among processes; it has its own part of the line.
 
     Raises:
         ValueError: the sum of the masses is too small or too large for its multiples in float64.
     """
 
-    def __init__(self, mass: Tensor, *, name: str = "weights", order: Tensor | None = None) -> None:
+    def __init__(
+        self, mass: Tensor, *, name: str = "weights", order: Tensor | None = None, shard: Shard | None = None
+    ) -> None:
         self.num_classes = len(mass)
         index = index_dtype(self.num_classes)
         self._order = self._place = None
@@ -53,10 +58,10 @@ class MassTable:
             self._order = order.to(index)
             self._place = torch.empty_like(self._order)
             self._place[order] = torch.arange(self.num_classes, dtype=index, device=order.device)
-        mass = _exact(mass, name)
+        mass = _exact(mass, name, shard)
         cumulative = mass.new_zeros(len(mass) + 1)
         torch.cumsum(mass, 0, out=cumulative[1:])
-        zeros, kept = [], 0
+        zeros, kept = [torch.empty(0, dtype=torch.int64, device=mass.device)], 0
         for start, part in _parts(mass):
             positive = part > 0
             zeros.append((~positive).nonzero().squeeze(1) + start)
@@ -214,22 +219,33 @@ class MassTable:
         return end.sub_(start)
 
 
-def _exact(mass: Tensor, name: str) -> Tensor:
+def _exact(mass: Tensor, name: str, shard: Shard | None = None) -> Tensor:
     """Return the masses as multiples of a power of two, such that all sums are exact; a positive one stays positive."""
-    total = float(mass.sum())
+
+    def total_of(mass: Tensor) -> float:
+        total = float(mass.sum())
+        return total if shard is None else shard.sum(total)
+
+    total = total_of(mass)
     if total and not MIN_TOTAL <= total <= MAX_TOTAL:
         raise ValueError(f"`{name}` must have a sum between {MIN_TOTAL:g} and {MAX_TOTAL:g}, got {total:g}")
     bits: int | None = None
     # Rounding may carry the total to the next power of two: those sums need another bit.
-    while total and bits != math.frexp(total)[1]:
-        bits = math.frexp(total)[1]
+    while total and bits != _bits(total):
+        bits = _bits(total)
         quantum = math.ldexp(1.0, bits - MASS_BITS)
         rounded = torch.empty_like(mass)
         for start, part in _parts(mass):
             multiple = (part / quantum).round_().clamp_(min=1.0)
             rounded[start : start + len(part)] = multiple.mul_(quantum).masked_fill_(part == 0, 0.0)
-        mass, total = rounded, float(rounded.sum())
+        mass, total = rounded, total_of(rounded)
     return mass
+
+
+def _bits(total: float) -> int:
+    # Frequencies sum to 1 but for rounding, which depends on how they are divided among processes: 1 - 1e-16 must not
+    # have finer multiples than 1.
+    return math.frexp(total * (1 + TOTAL_MARGIN))[1]
 
 
 def _parts(x: Tensor) -> Iterator[tuple[int, Tensor]]:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from manyclass import _check, _ranks, defaults
 from manyclass._plain_state import load_state, move_state, save_state, saved_vector
+from manyclass._shard import Shard
 from manyclass.candidates import Candidates
 from manyclass.counts import ClassCounts
 from manyclass.kernels import EXACT_WAYS
@@ -136,6 +137,12 @@ class Automatic(nn.Module):
     ) -> Candidates:
         """Draw for checked arguments, with the present design."""
         return self.live.draw(target, exclude, hidden=hidden, generator=generator)
+
+    def divide(self, shard: Shard) -> None:
+        """Divide the classes of all designs. Costs that are not given follow from the classes scored, not from time."""
+        self.shared.divide(shard)
+        self.tailored.divide(shard)
+        self.exact.divide(shard)
 
     def attach(self, weight: Tensor, bias: Tensor | None = None) -> None:
         """Attach class vectors to the designs that use them."""

@@ -9,8 +9,9 @@ from torch import Tensor, nn
 
 from manyclass import _check, defaults
 from manyclass._plain_state import load_state, move_state, save_state, saved_vector
+from manyclass._shard import Shard
 from manyclass.candidates import Candidates
-from manyclass.samplers._sampler import AdjustableSampler, Observation, StepClock, checked_draw
+from manyclass.samplers._sampler import AdjustableSampler, Observation, StepClock, checked_draw, divide
 from manyclass.samplers.error_probe import POOLED_PROBES, STATE_LENGTH, ErrorProbe
 
 log = logging.getLogger("manyclass")
@@ -88,6 +89,10 @@ class Budget(nn.Module):
     ) -> Candidates:
         """Draw for checked arguments."""
         return self.sampler.draw(target, exclude, hidden=hidden, generator=generator)
+
+    def divide(self, shard: Shard) -> None:
+        """Divide the classes of the inner sampler; all processes measure the same errors."""
+        divide(self.sampler, shard)
 
     def attach(self, weight: Tensor, bias: Tensor | None = None) -> None:
         """Attach class vectors to the inner sampler."""

@@ -129,7 +129,7 @@ class ErrorProbe:
 STATE_LENGTH = 4 + POOLED_PROBES
 
 
-def affordable_interval(num_classes: int, batch: int, scored: int) -> int:
+def affordable_interval(num_classes: int, batch: int, scored: float) -> int:
     """Return the steps after which a probe costs at most 1 % of them, counted in products of examples and classes.
 
     Args:

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from manyclass import _check
+from manyclass._shard import Shard
 from manyclass.candidates import Block, Candidates
 from manyclass.kernels import EXACT_WAYS
 from manyclass.samplers._sampler import checked_draw, no_learning, no_schedule, no_vectors
@@ -34,6 +35,11 @@ class Exhaustive(nn.Module):
         if way is not None:
             _check.choice("way", way, EXACT_WAYS)
         self.way = way
+        self.shard: Shard | None = None
+
+    def divide(self, shard: Shard) -> None:
+        """Keep the classes of this process alone."""
+        self.shard = shard
 
     forward = checked_draw
 
@@ -41,7 +47,8 @@ class Exhaustive(nn.Module):
         self, target: Tensor, exclude: Tensor, *, hidden: Tensor | None, generator: torch.Generator | None
     ) -> Candidates:
         """Draw for checked arguments."""
-        ids = torch.arange(self.num_classes, device=target.device).unsqueeze(0)
+        first, size = (0, self.num_classes) if self.shard is None else (self.shard.first, self.shard.size)
+        ids = torch.arange(first, first + size, device=target.device).unsqueeze(0)
         log_kappa = torch.zeros(ids.shape, dtype=torch.float64, device=target.device)
         return Candidates(
             (Block(ids, log_kappa),),

@@ -9,9 +9,10 @@ from torch import Tensor, nn
 
 from manyclass import _check
 from manyclass._plain_state import load_state, move_state, save_state, saved_ids
+from manyclass._shard import Shard
 from manyclass.candidates import Block, Candidates, join
 from manyclass.kernels import cpu
-from manyclass.samplers._sampler import AdjustableSampler, Observation, Sampler, SubsetSampler, checked_draw
+from manyclass.samplers._sampler import AdjustableSampler, Observation, Sampler, SubsetSampler, checked_draw, divide
 
 
 class WithExplicit(nn.Module):
@@ -44,6 +45,7 @@ class WithExplicit(nn.Module):
             raise ValueError(f"`num_classes` must be the sampler's {sampler.num_classes}, got {num_classes}")
         self._num_classes = None if num_classes is None else _check.integer("num_classes", num_classes, 1)
         self.sampler = sampler
+        self.shard: Shard | None = None
         self._explicit: Tensor | None = None
         # If the sampler can leave the set out, no draw is wasted on it.
         self._leaves_out = False
@@ -115,6 +117,12 @@ class WithExplicit(nn.Module):
             raise ValueError(f"`k` must not be set for a {type(self.sampler).__name__}, whose k is fixed, got {k}")
         self.sampler.set_k(k)
 
+    def divide(self, shard: Shard) -> None:
+        """Keep the drawn classes of this process alone; the set stays whole."""
+        if self.sampler is not None:
+            divide(self.sampler, shard)
+        self.shard = shard
+
     def attach(self, weight: Tensor, bias: Tensor | None = None) -> None:
         """Attach class vectors to the inner sampler."""
         if self.sampler is not None:
@@ -132,7 +140,7 @@ class WithExplicit(nn.Module):
     ) -> Candidates:
         """Draw for checked arguments."""
         if self.sampler is None:
-            return Candidates((self._block(target),), exclude, None, self.num_classes)
+            return Candidates(self._in_front(target, ()), exclude, None, self.num_classes)
         left = exclude
         if self.sampler.renormalises and not self._leaves_out:
             explicit = target if self._explicit is None else self._explicit
@@ -150,12 +158,13 @@ class WithExplicit(nn.Module):
 
     def _in_front(self, target: Tensor, drawn: tuple[Block, ...]) -> tuple[Block, ...]:
         """Return the explicit set, and the drawn blocks without it."""
-        if self._explicit is None and len(drawn) == 1 and drawn[0].ids.shape[0] == 1 and cpu.is_available(target):
+        single = self._explicit is None and len(drawn) == 1 and drawn[0].ids.shape[0] == 1
+        if single and self.shard is None and cpu.is_available(target):
             return (Block(*cpu.put_in_front(target, drawn[0].ids, drawn[0].log_kappa)),)
         block = self._block(target)
         if not self._leaves_out:
             drawn = tuple(_empty_within(part, block.ids[0]) for part in drawn)
-        return join(block, *drawn)
+        return join(block if self.shard is None else _held(block, self.shard), *drawn)
 
     def _block(self, target: Tensor) -> Block:
         """Return the explicit set [1, n], in ascending order; repeated targets count once."""
@@ -178,6 +187,8 @@ class WithExplicit(nn.Module):
         candidates = observation.candidates
         first, *others = candidates.blocks
         explicit = candidates.batch if self._explicit is None else len(self._explicit)
+        if self.shard is not None and self.shard.size == 0:
+            explicit = 0
         drawn = Block(first.ids[:, explicit:], first.log_kappa[:, explicit:], first.order)
         blocks = (drawn, *others) if drawn.ids.shape[1] else tuple(others)
         inner = replace(candidates, blocks=blocks)
@@ -223,6 +234,20 @@ def _within(ids: Tensor, ascending: Tensor) -> Tensor:
     """Return bool of the shape of `ids`: True for those in the ascending vector."""
     place = torch.searchsorted(ascending, ids.contiguous()).clamp_(max=ascending.shape[0] - 1)
     return ascending.take(place) == ids
+
+
+def _held(block: Block, shard: Shard) -> Block:
+    """Return a block [1, n] of ascending ids in which the slots of classes that other processes hold are empty."""
+    held = shard.holds(block.ids)
+    if shard.size == 0:
+        return Block(block.ids[:, :0], block.log_kappa[:, :0])
+    # An empty slot holds another class of the block, so that no further row gets a gradient.
+    before, number = (block.ids < shard.first).sum(), held.sum()
+    place = torch.arange(held.shape[1], device=held.device).clamp(min=before, max=before + number - 1).clamp_(min=0)
+    ids = block.ids[:, place]
+    # If none of them is held, the first class that is.
+    ids = torch.where(shard.holds(ids), ids, shard.first)
+    return Block(ids, block.log_kappa.masked_fill(~held, -math.inf))
 
 
 def _empty_within(block: Block, ascending: Tensor) -> Block:

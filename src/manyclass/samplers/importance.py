@@ -9,11 +9,13 @@ from torch import Tensor, nn
 
 from manyclass import _check
 from manyclass._plain_state import load_state, move_state, save_state, saved_vector
+from manyclass._shard import Shard
 from manyclass.candidates import Block, Candidates
 from manyclass.counts import ClassCounts
 from manyclass.samplers._sampler import check_group_size, checked_draw, no_learning, no_schedule, no_vectors, num_groups
 from manyclass.samplers._source import WeightSource
 from manyclass.samplers._table import MassTable
+from manyclass.samplers.bernoulli import capacity
 
 
 class Importance(nn.Module):
@@ -41,7 +43,7 @@ class Importance(nn.Module):
     unbiased = True
     learns = False
     attach, advance, observe = no_vectors, no_schedule, no_learning
-    saved = ("weights",)
+    saved = by_class = ("weights",)
     _apply, _save_to_state_dict, _load_from_state_dict = move_state, save_state, load_state
 
     def __init__(
@@ -51,7 +53,16 @@ class Importance(nn.Module):
         self.k = _check.integer("k", k, 1)
         self.group_size = check_group_size(group_size)
         self.source = weights if isinstance(weights, WeightSource) else WeightSource(weights, power=power)
-        self.table = MassTable(self.source.read())
+        self._use(MassTable(self.source.read()))
+
+    def _use(self, table: MassTable) -> None:
+        self.table = table
+        shard, here, lengths = self.source.shard, 0, [table.total]
+        if shard is not None:
+            here, lengths = shard.rank, shard.numbers(table.total)[:, 0].tolist()
+        self._total, self._start = math.fsum(lengths), math.fsum(lengths[:here])
+        # Rounding may move a position to the end of the line.
+        self._end = self._start + table.total if any(lengths[here + 1 :]) else math.inf
 
     @property
     def weights(self) -> Tensor:
@@ -64,20 +75,37 @@ class Importance(nn.Module):
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Rebuild the table from saved weights."""
-        table = MassTable(saved_vector("weights", state["weights"], torch.float64, self.num_classes))
+        weights = saved_vector("weights", state["weights"], torch.float64, self.table.num_classes)
+        table = MassTable(weights, shard=self.source.shard)
         self.source.restore_left_out(state["weights"])
-        self.table = table
+        self._use(table)
 
     def set_weights(self, weights: Tensor) -> None:
         """Draw with these weights, float64 [C], until the next `refresh()`."""
-        self.table = MassTable(weights)
+        self._use(MassTable(weights, shard=self.source.shard))
 
     @property
     def renormalises(self) -> bool:
         """True if it draws from the complement of the excluded classes."""
         return self.group_size == 1
 
-    num_classes = property(lambda self: self.table.num_classes)
+    def divide(self, shard: Shard) -> None:
+        """Keep the classes of this process alone.
+
+        Raises:
+            ValueError: each example draws from the complement of its excluded classes, which may be anywhere.
+        """
+        if self.renormalises:
+            raise ValueError("`group_size` must not be 1 if classes are divided among processes, got 1")
+        self.source.divide(shard)
+        self.refresh()
+
+    @property
+    def num_classes(self) -> int:
+        """The number of classes C."""
+        shard = self.source.shard
+        return self.table.num_classes if shard is None else shard.num_classes
+
     device = property(lambda self: self.table.device)
 
     forward = checked_draw
@@ -89,7 +117,9 @@ class Importance(nn.Module):
         self.source.check_every_class_drawn()
         groups = num_groups(target, self.group_size)
         # If an explicit set holds every class, there is nothing to draw.
-        k = self.k if self.table.total else 0
+        k = self.k if self._total else 0
+        if self.source.shard is not None:
+            return self._own_part(target, exclude, groups, k, generator, self.source.shard)
         uniform = torch.rand(groups, k, dtype=torch.float64, device=target.device, generator=generator)
         if self.renormalises and exclude.shape[1]:
             position, free = self._complement(uniform, exclude)
@@ -108,6 +138,35 @@ class Importance(nn.Module):
             lambda: log_share - table.mass(target).log(),
             self.num_classes,
         )
+
+    def _own_part(
+        self,
+        target: Tensor,
+        exclude: Tensor,
+        groups: int,
+        k: int,
+        generator: torch.Generator | None,
+        shard: Shard,
+    ) -> Candidates:
+        """Return the draws that fall on the part of this process, in slots for all with probability 1 - 1e-12."""
+        position = shard.uniform(groups, k, device=target.device, generator=generator).mul_(self._total)
+        inside = (position >= self._start) & (position < self._end)
+        slots = min(k, capacity(k * self.table.total / self._total)) if self.table.total else 0
+        first = (~inside).to(torch.uint8).argsort(dim=1, stable=True)[:, :slots]
+        inside, position = inside.gather(1, first), position.gather(1, first)
+        table = self.table
+        ids, mass = table.locate((position - self._start).clamp_(0.0, table.total))
+        log_share = math.log((self._total or 1.0) / self.k)
+        log_kappa = (log_share - mass.log_()).masked_fill_(~inside, -math.inf)
+
+        def target_log_kappa() -> Tensor:
+            held = shard.holds(target)
+            if shard.size == 0:
+                return shard.summed(torch.zeros(target.shape, dtype=torch.float64, device=target.device))
+            mass = table.mass(torch.where(held, target - shard.first, 0))
+            return shard.summed((log_share - mass.log()).masked_fill(~held, 0.0))
+
+        return Candidates((Block(ids + shard.first, log_kappa),), exclude, target_log_kappa, self.num_classes)
 
     def _complement(self, uniform: Tensor, exclude: Tensor) -> tuple[Tensor, Tensor]:
         """Return positions [B, k] on the line without the excluded classes, and the length [B] of that line.
@@ -141,7 +200,7 @@ class Importance(nn.Module):
 
     def refresh(self) -> None:
         """Rebuild the table from the counts."""
-        self.table = MassTable(self.source.read().to(self.device))
+        self._use(MassTable(self.source.read().to(self.device), shard=self.source.shard))
 
     def resize(self, num_classes: int) -> None:
         """Resize the counts and rebuild from them."""

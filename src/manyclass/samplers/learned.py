@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from manyclass import _check, _ranks
 from manyclass._plain_state import load_state, move_state, save_state, saved_vector
+from manyclass._shard import Shard
 from manyclass.candidates import Block, Candidates
 from manyclass.counts import ClassCounts
 from manyclass.samplers._comb import Comb
@@ -51,6 +52,7 @@ class Learned(nn.Module):
     renormalises = False
     learns = True
     saved = ("weights", "line", "estimate", "progress", "pending_weights", "pending_line")
+    by_class = ("weights", "estimate", "pending_weights")
     _apply, _save_to_state_dict, _load_from_state_dict = move_state, save_state, load_state
 
     def __init__(
@@ -106,16 +108,21 @@ class Learned(nn.Module):
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Rebuild the tables from saved weights, and continue from the saved estimate."""
-        estimate = saved_vector("estimate", state["estimate"], torch.float64, self.num_classes)
-        if not 0 < float(estimate.sum()) < MAX_TOTAL:
-            raise ValueError(f"`estimate` must have a finite sum above 0, got {float(estimate.sum()):g}")
-        comb, pending = Comb.restored(state["weights"], state["line"], self.num_classes, self.k), None
+        shard = self.counts.shard
+        estimate = saved_vector("estimate", state["estimate"], torch.float64, len(self.estimate))
+        total, some = float(estimate.sum()), bool(state["pending_weights"].any())
+        if shard is not None:
+            total, some = shard.sum(total), shard.sum(some) > 0
+        if not 0 < total < MAX_TOTAL:
+            raise ValueError(f"`estimate` must have a finite sum above 0, got {total:g}")
+        comb, pending = Comb.restored(state["weights"], state["line"], len(estimate), self.k, shard=shard), None
         left_out = self._left_out
         # Without smoothing, classes that do not occur have weight 0 too.
-        if self.counts.smoothing != 0:
+        if self.counts.smoothing != 0 and shard is None:
             left_out = restored_left_out(state["weights"], left_out)
-        if state["pending_weights"].any():
-            pending = Comb.restored(state["pending_weights"], state["pending_line"], self.num_classes, self.k)
+        if some:
+            weights, line = state["pending_weights"], state["pending_line"]
+            pending = Comb.restored(weights, line, len(estimate), self.k, shard=shard)
         self.schedule.restore(state["progress"], pending)
         self.comb, self.estimate, self._left_out = comb, estimate, left_out
 
@@ -130,7 +137,17 @@ class Learned(nn.Module):
         if self.order is not None and self.order.advance():
             self.reorder()
 
-    num_classes = property(lambda self: self.comb.table.num_classes)
+    def divide(self, shard: Shard) -> None:
+        """Keep the classes of this process alone, on the line by id."""
+        self.order = None
+        self.counts.divide(shard)
+        self.estimate = self.estimate[shard.classes].clone()
+        if self._left_out is not None:
+            self._left_out = self._left_out[shard.holds(self._left_out)] - shard.first
+        self.schedule.drop()
+        self.comb = Comb.of(self._current_weight(), self.k, shard=shard)
+
+    num_classes = property(lambda self: self.comb.num_classes)
     device = property(lambda self: self.comb.device)
 
     forward = checked_draw
@@ -150,6 +167,10 @@ class Learned(nn.Module):
     def observe(self, observation: Observation) -> None:
         """Move the estimates of the classes drawn, by every rank in turn."""
         (block,) = observation.candidates.blocks
+        if self.counts.shard is not None:
+            # The batch is that of all processes already, and no other holds these classes.
+            self._learn(block.ids[0] - self.counts.shard.first, block.log_kappa[0], observation.probability())
+            return
         # With several groups, the first: ranks may have different numbers of groups, but exchange equal shapes.
         for drawn in _ranks.from_ranks(block.ids[0], block.log_kappa[0], observation.probability()):
             self._learn(*drawn)
@@ -161,20 +182,22 @@ class Learned(nn.Module):
         rate = (self.forget * kappa).clamp_(max=1.0)
         known = self.estimate[ids]
         change = rate * (probability.to(known).square() - known)
-        # A batch that overflows teaches nothing, as a gradient scaler skips its step.
-        self.estimate[ids] = known + torch.where((kappa > 0) & change.isfinite(), change, 0.0)
+        # A batch that overflows teaches nothing, as a gradient scaler skips its step. Added, since an empty slot may
+        # hold a class that is drawn in another one.
+        self.estimate.index_add_(0, ids, torch.where((kappa > 0) & change.isfinite(), change, 0.0))
 
     def _snapshot(self) -> Callable[[], Comb]:
         """Copy the inputs of a build, and return the function that builds a comb from them."""
         estimate, frequency, k = self.estimate.clone(), self.counts.frequency(), self.k
         order, current, left_out = self.order, self.comb, self._left_out
+        shard = None if self.counts.shard is None else self.counts.shard.in_background()
 
         def build() -> Comb:
-            weight, line = _weight(estimate, frequency, self.mix, left_out), current.table.order
+            weight, line = _weight(estimate, frequency, self.mix, left_out, shard), current.table.order
             # Only this order depends on the weights.
             if order is not None and line is not None and order.rule == "frequency":
                 line = order.sort(weight, line)
-            return Comb.of(weight, k, order=line)
+            return Comb.of(weight, k, order=line, shard=shard)
 
         return build
 
@@ -220,10 +243,10 @@ class Learned(nn.Module):
         weight, line = self._current_weight(), self.comb.table.order
         if self.order is not None and line is not None:
             line = self.order.sort(weight, line)
-        self.comb = Comb.of(weight, self.k, order=line)
+        self.comb = Comb.of(weight, self.k, order=line, shard=self.counts.shard)
 
     def _current_weight(self) -> Tensor:
-        return _weight(self.estimate, self.counts.frequency(), self.mix, self._left_out)
+        return _weight(self.estimate, self.counts.frequency(), self.mix, self._left_out, self.counts.shard)
 
     def resize(self, num_classes: int) -> None:
         """Resize the counts; the estimates of new classes start from their frequencies."""
@@ -251,10 +274,11 @@ def _one_block(blocks: tuple[Block, ...], groups: int) -> Block:
     return Block(ids, log_kappa)
 
 
-def _weight(estimate: Tensor, frequency: Tensor, mix: float, left_out: Tensor | None) -> Tensor:
+def _weight(estimate: Tensor, frequency: Tensor, mix: float, left_out: Tensor | None, shard: Shard | None) -> Tensor:
     """Return the weights [C] of a design, 0 for the classes that are left out."""
     learnt = estimate.sqrt()
-    weight = learnt.div_(learnt.sum()).add_(frequency.to(learnt.device), alpha=mix)
+    total = learnt.sum() if shard is None else shard.sum(float(learnt.sum()))
+    weight = learnt.div_(total).add_(frequency.to(learnt.device), alpha=mix)
     if left_out is not None:
         weight[left_out.to(weight.device)] = 0.0
     return weight

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from manyclass import _check
 from manyclass._plain_state import load_state, move_state, save_state
+from manyclass._shard import Shard
 from manyclass.candidates import Candidates
 from manyclass.counts import ClassCounts
 from manyclass.samplers._comb import Comb
@@ -51,6 +52,7 @@ class Systematic(nn.Module):
     learns = False
     observe = no_learning
     saved = ("weights", "line")
+    by_class = ("weights",)
     _apply, _save_to_state_dict, _load_from_state_dict = move_state, save_state, load_state
 
     def __init__(
@@ -81,7 +83,9 @@ class Systematic(nn.Module):
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Rebuild the tables from saved weights and their saved order."""
-        comb = Comb.restored(state["weights"], state["line"], self.num_classes, self.k)
+        shard = self.source.shard
+        size = self.num_classes if shard is None else shard.size
+        comb = Comb.restored(state["weights"], state["line"], size, self.k, shard=shard)
         self.source.restore_left_out(state["weights"])
         self.comb = comb
 
@@ -95,7 +99,13 @@ class Systematic(nn.Module):
         if self.order is not None and self.order.advance():
             self.reorder()
 
-    num_classes = property(lambda self: self.comb.table.num_classes)
+    def divide(self, shard: Shard) -> None:
+        """Keep the classes of this process alone, on the line by id."""
+        self.order = None
+        self.source.divide(shard)
+        self.comb = Comb.of(self.source.read().to(self.device), self.k, shard=shard)
+
+    num_classes = property(lambda self: self.comb.num_classes)
     device = property(lambda self: self.comb.device)
 
     forward = checked_draw
@@ -145,7 +155,7 @@ class Systematic(nn.Module):
         weight, line = self.source.read().to(self.device), None
         if self.order is not None and self.comb.table.order is not None:
             line = self.order.sort(weight, self.comb.table.order)
-        self.comb = Comb.of(weight, self.k, order=line)
+        self.comb = Comb.of(weight, self.k, order=line, shard=self.source.shard)
 
     def resize(self, num_classes: int) -> None:
         """Resize the counts and rebuild from them."""

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from manyclass import _check, _ranks
 from manyclass._context import isolated
 from manyclass._plain_state import load_state, move_state, save_state, saved_vector
+from manyclass._shard import Shard
 from manyclass.candidates import Block, Candidates, contained
 from manyclass.counts import ClassCounts
 from manyclass.forms import DOT, Similarity
@@ -23,7 +24,7 @@ from manyclass.samplers._sampler import (
     checked_draw,
     num_groups,
 )
-from manyclass.samplers._scan import largest_log_p, scan_dtype
+from manyclass.samplers._scan import largest_log_p, largest_log_p_of_part, scan_dtype
 from manyclass.samplers._sketch import Sketch, checked_square
 from manyclass.samplers._source import WeightSource
 from manyclass.samplers._teeth import Teeth
@@ -84,6 +85,7 @@ class Tailored(nn.Module):
     renormalises = False
     learns = True
     saved = ("weights", "moment", "directions", "progress", "pending_directions")
+    by_class = ("weights",)
     _apply, _save_to_state_dict, _load_from_state_dict = move_state, save_state, load_state
 
     def __init__(
@@ -122,12 +124,15 @@ class Tailored(nn.Module):
     def _set_weights(self, weight: Tensor) -> None:
         # float64 [C]: the counts in force, 0 for the classes that are left out.
         self.weights = weight
-        self.frequency = weight / weight.sum()
-        self._num_drawn = int((weight > 0).sum())
+        total, drawn, shard = float(weight.sum()), int((weight > 0).sum()), self.source.shard
+        if shard is not None:
+            total, drawn = shard.sum(total), int(shard.sum(drawn))
+        self.frequency = weight / total
+        self._num_drawn = drawn
         self._set_teeth()
 
     def _set_teeth(self) -> None:
-        self.teeth = Teeth(self.k, self._num_drawn, self.device)
+        self.teeth = Teeth(self.k, self._num_drawn, self.device, self.source.shard)
         scanned = MAX_SCANNED_CLASSES.get(self.device.type, max(MAX_SCANNED_CLASSES.values()))
         used = self.search is not None and (self.probes is not None or self.num_classes > scanned)
         # The draw if this device probes cells; its table takes as much memory as the others.
@@ -165,9 +170,10 @@ class Tailored(nn.Module):
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Continue from saved counts, second moment and directions."""
-        weights = saved_vector("weights", state["weights"], torch.float64, self.num_classes)
-        if not 0 < float(weights.sum()) < math.inf:
-            raise ValueError(f"`weights` must have a finite sum above 0, got {float(weights.sum()):g}")
+        weights = saved_vector("weights", state["weights"], torch.float64, len(self.weights))
+        total = float(weights.sum()) if self.source.shard is None else self.source.shard.sum(float(weights.sum()))
+        if not 0 < total < math.inf:
+            raise ValueError(f"`weights` must have a finite sum above 0, got {total:g}")
         dim = self.sketch.dim or len(state["moment"])
         moment, directions, pending = (
             checked_square(name, state[name], dim) for name in ("moment", "directions", "pending_directions")
@@ -180,7 +186,7 @@ class Tailored(nn.Module):
 
     def attach(self, weight: Tensor, bias: Tensor | None = None) -> None:
         """Score these class vectors [C, D] and biases [C] at each draw."""
-        check_vectors(weight, bias, self.num_classes)
+        check_vectors(weight, bias, len(self.weights))
         self.schedule.attach(*(x for x in (weight, bias) if x is not None))
         if self.search is not None:
             # A head attaches at each step, and moving a module takes time even if nothing moves.
@@ -189,6 +195,23 @@ class Tailored(nn.Module):
         if self.sketch.dim != weight.shape[1]:
             self.sketch = Sketch.full(weight.shape[1], self.device)
             self.moment = torch.zeros_like(self.directions)
+
+    def divide(self, shard: Shard) -> None:
+        """Keep the classes of this process alone, which it scans.
+
+        Raises:
+            ValueError: cells or nearest classes are asked for, which are searched among all classes.
+        """
+        for name in ("probes", "nearest"):
+            if getattr(self, name):
+                raise ValueError(
+                    f"`{name}` must be 0 if classes are divided among processes, got {getattr(self, name)}"
+                )
+        self.search, self.probes = None, 0
+        self.source.divide(shard)
+        # Class vectors of all classes are no longer those that are scanned.
+        self.schedule.drop()
+        self._set_weights(self.source.read().to(self.device))
 
     def advance(self) -> None:
         """Count a training step: the sketch follows the hidden vectors."""
@@ -240,7 +263,14 @@ class Tailored(nn.Module):
             block = Block(*self.teeth.draw(pi, generator))
             group = block.spread(torch.arange(groups, device=target.device).unsqueeze(1), len(target)).squeeze(1)
             # Read now: a function that keeps π [G, C] would hold its memory until the backward pass.
-            target_pi = pi[group, target]
+            shard = self.source.shard
+            if shard is None:
+                target_pi = pi[group, target]
+            else:
+                block, target_pi = (
+                    Block(block.ids + shard.first, block.log_kappa),
+                    _of_targets(pi, group, target, shard),
+                )
         return self._candidates(target, exclude, block, nearest, lambda: -target_pi.log())
 
     def _candidates(
@@ -271,14 +301,20 @@ class Tailored(nn.Module):
         if hidden is None or vectors is None:
             return self.frequency.expand(groups, -1), None
         weight, bias = vectors
-        dtype = scan_dtype(weight.device)
+        dtype = scan_dtype(weight)
         rows = self.sketch.project(directions(weight, self.similarity, scaled=False), dtype)
         query = self.sketch.project(directions(hidden.detach(), self.similarity), dtype)
         size = -(-len(hidden) // groups)
-        log_p, nearest = largest_log_p(query, rows, bias, self.nearest, size)
+        nearest: Tensor | None = None
+        shard = self.source.shard
+        if shard is None:
+            log_p, nearest = largest_log_p(query, rows, bias, self.nearest, size)
+        else:
+            log_p = largest_log_p_of_part(query, rows, bias, size, shard)
         # NaN in hidden or class vectors is for the loss to report: if it is everywhere, a group draws by frequency.
         likelihood = log_p.double().exp_().nan_to_num_(nan=0.0, posinf=0.0)
         total = likelihood.sum(1, keepdim=True)
+        total = total if shard is None else shard.summed(total)
         likelihood.mul_((1 - self.mix) / torch.where(total > 0, total, 1.0))
         return likelihood.add_(self.frequency, alpha=self.mix), nearest if self.nearest else None
 
@@ -345,6 +381,14 @@ class Tailored(nn.Module):
     def extra_repr(self) -> str:
         """Return the options shown by `repr`."""
         return f"k={self.k}, group_size={self.group_size}, rank={self.rank}, mix={self.mix:g}, nearest={self.nearest}"
+
+
+def _of_targets(pi: Tensor, group: Tensor, target: Tensor, shard: Shard) -> Tensor:
+    """Return π of the targets [B], of which each process knows those of its classes."""
+    if shard.size == 0:
+        return shard.summed(torch.zeros(target.shape, dtype=pi.dtype, device=pi.device))
+    held = shard.holds(target)
+    return shard.summed(pi[group, torch.where(held, target - shard.first, 0)].masked_fill(~held, 0.0))
 
 
 def score_by(sampler: Sampler, similarity: Similarity) -> None:
