@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor
@@ -10,7 +10,17 @@ from torch import Tensor
 from manyclass import _check
 from manyclass.candidates import Candidates, contained
 from manyclass.forms import LogSumExp, transformed
-from manyclass.heads import Examples, SampledHead, draw_candidates, exact_log_z, flatten_examples
+from manyclass.heads import (
+    ClassHead,
+    Examples,
+    SampledHead,
+    draw_candidates,
+    exact_log_z,
+    exact_scores,
+    examples_of_all,
+    flatten_examples,
+    scores_of_classes,
+)
 
 
 class DiagnosedHead(SampledHead, Protocol):
@@ -73,7 +83,8 @@ def diagnose(
     """Compare a head's approximation with the exact likelihood on a batch, or on a probe of a few examples.
 
     The exact side costs one pass over all classes; each draw costs a step. Nothing is changed: neither gradients nor
-    parameters, neither the sampler nor the global RNG state.
+    parameters, neither the sampler nor the global RNG state. If classes are divided among processes, all of them call
+    it together, and get the result of all their examples.
 
     Args:
         head: any head with a sampler.
@@ -98,37 +109,62 @@ def diagnose(
     # Autograd cannot keep tensors that were made in inference mode; copies made outside it are ordinary ones.
     hidden, target = _check.tensor("hidden", hidden), _check.tensor("target", target)
     hidden, target = (x.clone() if x.is_inference() else x.detach() for x in (hidden, target))
-    head.check_hidden(hidden)
-    batch = flatten_examples(hidden, target, head.num_classes, include=include, exclude=exclude).present()
+
+    shard = head.shard
+
+    def examples() -> Examples:
+        head.check_hidden(hidden)
+        options = {"include": include, "exclude": exclude, "may_be_empty": shard is not None}
+        return flatten_examples(hidden, target, head.num_classes, **options)  # type: ignore[arg-type]
+
+    batch = (examples() if shard is None else examples_of_all(shard, examples)[1]).present()
     if generator is None:
         generator = torch.Generator(hidden.device).manual_seed(0)
-    log_z = exact_log_z(head, batch.hidden, batch.exclude)
-    exact_target = (head.scores(batch.hidden, batch.target.unsqueeze(1)).squeeze(1) - log_z).exp()
+    own_score, log_z = exact_scores(head, batch.hidden, batch.target.unsqueeze(1), batch.exclude)
+    exact_target = (own_score.squeeze(1) - log_z).exp()
     # Σ_c γ(c)² over all classes, from Σ_c p(c)²: γ is -p, but 1 - p at the target.
     squares = (exact_log_z(head, batch.hidden, batch.exclude, power=2.0) - 2 * log_z).exp() + 1 - 2 * exact_target
+    held = torch.ones_like(batch.target, dtype=torch.bool) if shard is None else shard.holds(batch.target)
     error, squared, signs, scored, touched = [], [], [], [], []
     for _ in range(draws):
         candidates = draw_candidates(head, batch, head.objective, generator)
         loss, target_score, gamma_target, gamma_slots = _gamma(head, batch, candidates)
         if isinstance(form := head.objective.form, LogSumExp):
             error.append(loss + transformed(form, target_score) - log_z)
+        # Sums over the classes of this process, which are added up if there are others.
         present = ~candidates.empty()
-        scored.append(float(present.sum(1).double().mean()) + 1)
         ids = candidates.ids()
-        classes = torch.cat([batch.target, ids[present]]).unique()
-        touched.append(len(classes))
-        at_target = torch.searchsorted(classes, batch.target).unsqueeze(1)
+        classes = torch.cat([batch.target[held], ids[present]]).unique()
+        # Zeros stand for the targets that another process holds.
+        at_target = torch.searchsorted(classes, batch.target).clamp_(max=max(len(classes) - 1, 0)).unsqueeze(1)
         # An empty slot may hold a class that is not among these; its γ is 0, so it may be added to any of them.
-        place = torch.searchsorted(classes, ids).clamp_(max=len(classes) - 1)
-        approximate = torch.zeros(len(ids), len(classes), dtype=gamma_slots.dtype, device=ids.device)
-        approximate.scatter_add_(1, place, gamma_slots).scatter_add_(1, at_target, gamma_target.unsqueeze(1))
-        exact = -(head.scores(batch.hidden, classes) - log_z.unsqueeze(1)).exp()
+        place = torch.searchsorted(classes, ids).clamp_(max=max(len(classes) - 1, 0))
+        approximate = torch.zeros(len(ids), max(len(classes), 1), dtype=gamma_slots.dtype, device=ids.device)
+        approximate.scatter_add_(1, place, gamma_slots)
+        approximate.scatter_add_(1, at_target, gamma_target.masked_fill(~held, 0.0).unsqueeze(1))
+        approximate = approximate[:, : len(classes)]
+        if shard is None:
+            scores = head.scores(batch.hidden, classes)
+        else:
+            # Heads of other kinds are not divided.
+            scores = scores_of_classes(cast("ClassHead", head), batch.hidden, classes)
+        exact = -(scores - log_z.unsqueeze(1)).exp()
         if batch.exclude is not None:
             exact.masked_fill_(contained(classes.unsqueeze(0), batch.exclude.unsqueeze(0)).squeeze(0), 0.0)
-        exact.scatter_add_(1, at_target, torch.ones_like(at_target, dtype=exact.dtype))
-        squared.append((squares + ((approximate - exact) ** 2 - exact**2).sum(1)).clamp(min=0))
+        if len(classes):
+            exact.scatter_add_(1, at_target, held.to(exact.dtype).unsqueeze(1))
         here, there = (head.class_gradient(batch.hidden, classes, gamma) for gamma in (approximate, exact))
-        signs.append(float((here.sign() == there.sign()).double().mean()))
+        same = int((here.sign() == there.sign()).sum())
+        numbers = [same, here.numel(), int(present.sum()), len(classes)]
+        sums = torch.tensor(numbers, dtype=torch.float64, device=ids.device)
+        missed = ((approximate - exact) ** 2 - exact**2).sum(1).double()
+        if shard is not None:
+            sums, missed = shard.summed(sums), shard.summed(missed)
+        squared.append((squares + missed).clamp(min=0))
+        agreeing, components, slots, rows = sums.tolist()
+        signs.append(agreeing / components if components else math.nan)
+        scored.append(slots / len(batch.target) + 1)
+        touched.append(rows)
     errors = torch.stack(error).double() if error else None
     return Diagnosis(
         rmse_log_z=None if errors is None else float(errors.square().mean().sqrt()),

@@ -23,6 +23,8 @@ class Scores:
     """
 
     head: ClassHead
+    # The estimator holds all classes.
+    shard: None = None
 
     @property
     def num_classes(self) -> int:

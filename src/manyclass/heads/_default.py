@@ -1,5 +1,7 @@
 """The default sampler of a head."""
 
+import math
+
 from torch import Tensor, nn
 
 from manyclass import _check, defaults
@@ -43,5 +45,9 @@ def known_frequency(sampler: Sampler) -> Tensor | None:
     for counts in held:
         if isinstance(counts, ClassCounts):
             frequency = counts.frequency()
-            return frequency if 0 < frequency.min() < frequency.max() else None
+            low, high = (float(x) for x in frequency.aminmax()) if len(frequency) else (math.inf, 0.0)
+            if counts.shard is not None:
+                lows, highs = counts.shard.numbers(low, high).T
+                low, high = float(lows.min()), float(highs.max())
+            return frequency if 0 < low < high else None
     return None

@@ -10,6 +10,7 @@ from manyclass.candidates import Candidates
 from manyclass.forms import Form, Similarity, is_cross_entropy
 from manyclass.heads._probe import ProbedHead, exhaustive_seconds
 from manyclass.heads._rows import is_sharded, with_sparse_gradient
+from manyclass.heads.exact import exact_scores
 from manyclass.heads.examples import Examples
 from manyclass.kernels import (
     LinearDraw,
@@ -48,6 +49,12 @@ def fused_loss(self: LinearHead, examples: Examples, candidates: Candidates) -> 
     form = _fusible_form(self)
     if form is None:
         return None
+    if self.shard is not None:
+        # Sums over the classes of several processes are no kernel's. All classes are scored chunk by chunk.
+        if not (candidates.is_exhaustive and is_cross_entropy(form, keeps_hits=self.objective.keeps_hits)):
+            return None
+        target_score, log_z = exact_scores(self, examples.hidden, examples.target.unsqueeze(1), examples.exclude)
+        return examples.without_ignored(log_z - target_score.squeeze(1)), None
     if candidates.is_exhaustive and is_cross_entropy(form, keeps_hits=self.objective.keeps_hits):
         # torch.compile cannot pass a sparse gradient through a graph.
         sparse = self.sparse and not is_sharded(self.weight)
@@ -80,7 +87,7 @@ def fused_loss(self: LinearHead, examples: Examples, candidates: Candidates) -> 
 
 def exact_losses(self: LinearHead, examples: Examples) -> Tensor | None:
     """Return the losses [B] over all classes from a kernel; None in traced code, for which there is none."""
-    return None if is_transformed() else _cross_entropy(self, examples, None, sparse=False)
+    return None if is_transformed() or self.shard is not None else _cross_entropy(self, examples, None, sparse=False)
 
 
 def fastest_exact(self: LinearHead, examples: Examples) -> tuple[str | None, float]:

@@ -84,7 +84,8 @@ def draw_candidates(
     if sampler.device not in (None, examples.target.device):
         raise ValueError(f"`sampler` must be on {examples.target.device}, got {sampler.device}")
     hidden = examples.hidden.detach()
-    return draw_including(sampler, examples.target, examples.include, exclude, hidden=hidden, generator=generator)
+    found = draw_including(sampler, examples.target, examples.include, exclude, hidden=hidden, generator=generator)
+    return found if head.shard is None else found.part_of(head.shard)
 
 
 def _attach_current(head: LearningHead) -> None:

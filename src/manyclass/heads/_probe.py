@@ -91,12 +91,17 @@ def probe_step(
 
 def _agreed(head: ProbedHead, value: float, device: torch.device) -> float:
     """Return the mean over ranks for a sampler that decides: ranks must probe and decide at the same steps."""
+    if head.shard is not None:
+        return head.shard.sum(value) / head.shard.ranks
     return value if deciding_part(head.sampler) is None else _ranks.mean_over_ranks(value, device)
 
 
 def _interval(head: ProbedHead, candidates: Candidates, batch: int) -> int:
     """Return the steps after which a probe costs at most 1 % of them."""
-    scored = sum(block.ids.shape[1] for block in candidates.blocks)
+    scored: float = sum(block.ids.shape[1] for block in candidates.blocks)
+    if head.shard is not None:
+        # The same on all processes, which must probe at the same steps.
+        scored = max(1.0, head.shard.sum(scored))
     interval = affordable_interval(head.num_classes, batch, scored)
     if not is_scorer(head):
         return interval
@@ -173,7 +178,7 @@ def losses_over(head: ProbedHead, examples: Examples, candidates: Candidates) ->
 def step_seconds(head: ProbedHead, examples: Examples, draw: Callable[[], Candidates]) -> float:
     """Return the least time of a draw, the losses over it and their gradients; NaN if the head is sharded."""
     tables = [table for table in head.class_vectors if table is not None]
-    if any(is_sharded(table) for table in tables):
+    if head.shard is not None or any(is_sharded(table) for table in tables):
         return math.nan
     device = examples.hidden.device
 
@@ -242,7 +247,7 @@ def in_fresh_thread(function: Callable[[], T], device: torch.device) -> T:
 def exact_seconds(head: ProbedHead, examples: Examples) -> tuple[str | None, float]:
     """Return the fastest way to the exact loss and its seconds, with the update of all rows; NaN if it is sharded."""
     weight = head.class_vectors[0]
-    if weight is not None and is_sharded(weight):
+    if head.shard is not None or (weight is not None and is_sharded(weight)):
         return None, math.nan
     device = examples.hidden.device
     way, seconds = in_fresh_thread(lambda: head.fastest_exact(examples), device)

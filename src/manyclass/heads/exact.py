@@ -1,14 +1,17 @@
 """Exact normaliser and top-k, in chunks of classes so that no [B, C] matrix is ever held."""
 
+import math
 from collections.abc import Callable, Iterator
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from manyclass import _check
 from manyclass._context import is_functional
+from manyclass._shard import Shard
 from manyclass.kernels import at_least_float32, mask_columns
 
 MAX_SCORES = 1 << 24  # held in memory at once
@@ -34,8 +37,22 @@ class ChunkedHead(Protocol):
     @property
     def num_classes(self) -> int: ...
 
+    @property
+    def shard(self) -> Shard | None:
+        """The classes of this process, if they are divided; then hidden vectors are those of all processes."""
+        ...
+
     def score_chunks(self, size: int) -> Iterator[tuple[int, Callable[[Tensor], Tensor]]]:
         """Yield for each run of `size` classes its first id and a function from hidden [B, ...] to scores [B, size]."""
+        ...
+
+
+class HeadWithVectors(ChunkedHead, Protocol):
+    """A head with class vectors, whose classes may be divided among processes."""
+
+    @property
+    def class_vectors(self) -> tuple[Tensor | None, Tensor | None]:
+        """The weight and bias, if there are any."""
         ...
 
 
@@ -92,8 +109,36 @@ def exact_scores(
             chosen, log_sum = part(hidden)
         own_score = chosen if own_score is None else own_score + chosen
         parts.append(log_sum)
-    assert own_score is not None
+    if own_score is None or head.shard is not None:
+        return _over_processes(head, hidden, ids, own_score, parts)
     return own_score, torch.stack(parts).logsumexp(0)
+
+
+def _over_processes(
+    head: ChunkedHead, hidden: Tensor, ids: Tensor, own_score: Tensor | None, parts: list[Tensor]
+) -> tuple[Tensor, Tensor]:
+    """Return scores [B, K] and log Z [B] from the parts of all processes."""
+    shard = head.shard
+    assert shard is not None
+    if own_score is None:
+        nothing = zeros_of(head, hidden)
+        return shard.total(nothing.unsqueeze(1).expand(ids.shape)), _log_total(shard, nothing - math.inf)
+    return shard.total(own_score), _log_total(shard, torch.stack(parts).logsumexp(0))
+
+
+def zeros_of(head: ChunkedHead, hidden: Tensor) -> Tensor:
+    """Return zeros [B] that depend on hidden and on the class vectors, of which this process has none.
+
+    Without a gradient it would not take part in the exchange of those of the others.
+    """
+    zeros = at_least_float32(hidden[:, :0]).sum(1)
+    for table in cast("HeadWithVectors", head).class_vectors:
+        zeros = zeros if table is None else zeros + table.sum()
+    return zeros
+
+
+def _log_total(shard: Shard, log_sum: Tensor) -> Tensor:
+    return shard.stacked(log_sum).logsumexp(0)
 
 
 def exact_log_prob(head: ChunkedHead, hidden: Tensor, ids: Tensor, shape: torch.Size) -> Tensor:
@@ -149,4 +194,14 @@ def _topk(head: ChunkedHead, hidden: Tensor, k: int, exclude: Tensor | None) -> 
         ids = torch.cat([ids, place + start], 1)
         best, place = best.topk(min(k, best.shape[1]), dim=1)
         ids = ids.gather(1, place)
-    return TopK(best - torch.stack(parts).logsumexp(0).unsqueeze(1), ids)
+    shard = head.shard
+    if shard is None:
+        return TopK(best - torch.stack(parts).logsumexp(0).unsqueeze(1), ids)
+    if not parts:
+        best, parts = best.to(at_least_float32(hidden).dtype), [zeros_of(head, hidden) - math.inf]
+    log_z = _log_total(shard, torch.stack(parts).logsumexp(0))
+    missing = (0, k - best.shape[1])
+    found = shard.stacked(F.pad(best, missing, value=-math.inf)).transpose(0, 1).flatten(1)
+    best, place = found.topk(k, dim=1)
+    ids = shard.stacked(F.pad(ids, missing)).transpose(0, 1).flatten(1).gather(1, place)
+    return TopK(best - log_z.unsqueeze(1), ids)

@@ -50,13 +50,14 @@ class Examples:
             return self
         if not self.valid.any():
             raise ValueError(f"`target` must hold a class that is not ignored, got {len(self.target)} ignored ones")
-        return replace(self._at(self.valid), valid=None)
+        return replace(self.at(self.valid), valid=None)
 
     def first(self, number: int) -> "Examples":
         """Return the first examples, or all if there are fewer."""
-        return self._at(slice(number))
+        return self.at(slice(number))
 
-    def _at(self, rows: Tensor | slice) -> "Examples":
+    def at(self, rows: Tensor | slice) -> "Examples":
+        """Return some of the examples."""
         valid, weight, include, exclude, log_z = (
             None if x is None else x[rows] for x in (self.valid, self.weight, self.include, self.exclude, self.log_z)
         )
@@ -100,8 +101,11 @@ def flatten_examples(
     log_z: Tensor | None = None,
     ignore_index: int = IGNORE_INDEX,
     reduction: str = "mean",
+    may_be_empty: bool = False,
 ) -> Examples:
     """Check a head's arguments against each other and flatten the examples.
+
+    There may be no example if `may_be_empty` is true.
 
     Raises:
         TypeError, ValueError: an argument has the wrong type, shape, dtype, device or value.
@@ -109,7 +113,7 @@ def flatten_examples(
     _check.choice("reduction", reduction, REDUCTIONS)
     _check.tensor("hidden", hidden)
     _check.tensor("target", target)
-    if target.numel() == 0:
+    if target.numel() == 0 and not may_be_empty:
         raise ValueError(f"`target` must hold at least one class, got shape {list(target.shape)}")
     if hidden.shape[: target.dim()] != target.shape:
         raise ValueError(
@@ -123,14 +127,14 @@ def flatten_examples(
     # If values may be read and no target is ignored, everything below is much shorter.
     if ends is None or ends[0] <= ignore_index <= ends[1]:
         ends = None
-        if target.dtype == torch.int64 and target.numel() <= MAX_TARGETS and runs_triton(target):
+        if 0 < target.numel() <= MAX_TARGETS and target.dtype == torch.int64 and runs_triton(target):
             from manyclass.kernels.triton.targets import present_targets
 
             wide = torch.float64 if hidden.dtype == torch.float64 else torch.float32
             target, valid, share = present_targets(target.reshape(-1).contiguous(), ignore_index, dtype=wide)
         else:
             valid = (target != ignore_index).reshape(-1)
-            if not target.is_floating_point():
+            if not target.is_floating_point() and target.numel():
                 flat = target.reshape(-1)
                 target = torch.where(valid, flat, flat.masked_fill(~valid, 0).amax())
     target = _check.ids("target", target, num_classes, ends=ends).reshape(-1)

@@ -11,10 +11,18 @@ from torch import Tensor, nn
 
 from manyclass import _check
 from manyclass._handle import Handle
+from manyclass._shard import Shard
 from manyclass.candidates import Candidates
 from manyclass.counts import ClassCounts
 from manyclass.forms import Similarity
 from manyclass.heads._default import choose_sampler, known_frequency
+from manyclass.heads._divided import (
+    log_prob_together,
+    log_z_together,
+    scores_of_part,
+    scores_together,
+    topk_together,
+)
 from manyclass.heads._fused import exact_losses, fastest_exact, fused_loss
 from manyclass.heads._learning import probe_of
 from manyclass.heads._resize import resize_rows, resize_state
@@ -66,8 +74,9 @@ class ClassHead(nn.Module):
     """
 
     bias: nn.Parameter | None
-    # For heads that were pickled before this option existed.
+    # For heads that were pickled before these existed.
     impl: str = "auto"
+    shard: Shard | None = None
 
     def __init__(
         self,
@@ -149,6 +158,13 @@ class ClassHead(nn.Module):
         head._tied = (embedding,)
         return head
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restore a copy; copied parameters do not know which rows they hold."""
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        if self.shard is not None:
+            for table in self.parameters(recurse=False):
+                self.shard.mark(table)
+
     def reset_parameters(self) -> None:
         """Initialise weight and bias as in a new head, for example after `to_empty`.
 
@@ -161,14 +177,24 @@ class ClassHead(nn.Module):
             fill_(self.bias, self._initial_bias(self.sampler).to(self.bias.dtype))
 
     def _initial_bias(self, sampler: Sampler) -> Tensor:
-        """Return the log frequencies [C] of the counts, or of the sampler's; 0 if there are none."""
+        """Return the log frequencies of the counts, or of the sampler's, one for each row; 0 if there are none."""
         frequency = self._counts[0].frequency() if self._counts else known_frequency(sampler)
-        return torch.zeros(self.num_classes, device="cpu") if frequency is None else frequency.log()
+        return torch.zeros(len(self.weight), device="cpu") if frequency is None else frequency.log()
 
     @property
     def num_classes(self) -> int:
         """The number of classes C."""
-        return self.weight.shape[0]
+        return self.weight.shape[0] if self.shard is None else self.shard.num_classes
+
+    @property
+    def counts(self) -> tuple[ClassCounts, ...]:
+        """The counts that the head was given, if any."""
+        return self._counts
+
+    @property
+    def is_tied(self) -> bool:
+        """True if the class vectors belong to another module, such as an embedding."""
+        return self._shares_weight
 
     @property
     def probe(self) -> ErrorProbe:
@@ -202,6 +228,8 @@ class ClassHead(nn.Module):
         """Return scores [..., K] of hidden [..., D] for ids [..., K], or for ids [K] that all examples share."""
         self.check_hidden(hidden)
         ids = _check.ids("ids", ids, self.num_classes)
+        if self.shard is not None:
+            return scores_together(self, hidden, ids)
         rows, bias = self._lookup(ids)
         hidden, rows = self._directions(hidden), self._directions(rows, scaled=False)
         scores = hidden @ rows.T if ids.dim() == 1 else (rows @ hidden.unsqueeze(-1)).squeeze(-1)
@@ -210,11 +238,15 @@ class ClassHead(nn.Module):
     def log_z(self, hidden: Tensor) -> Tensor:
         """Return the exact log Z [...] of hidden [..., D]."""
         self.check_hidden(hidden)
-        return exact_log_z(self, hidden.reshape(-1, self.dim)).reshape(hidden.shape[:-1])
+        flat = hidden.reshape(-1, self.dim)
+        log_z = exact_log_z(self, flat) if self.shard is None else log_z_together(self, flat)
+        return log_z.reshape(hidden.shape[:-1])
 
     def log_prob(self, hidden: Tensor, ids: Tensor) -> Tensor:
         """Return exact log-probabilities [..., K] for ids [..., K], or for ids [K] that all examples share."""
         self.check_hidden(hidden)
+        if self.shard is not None:
+            return log_prob_together(self, hidden, _check.ids("ids", ids, self.num_classes))
         return exact_log_prob(self, hidden.reshape(-1, self.dim), ids, hidden.shape[:-1])
 
     def topk(self, hidden: Tensor, k: int, *, exclude: Tensor | None = None) -> TopK:
@@ -224,7 +256,8 @@ class ClassHead(nn.Module):
         if exclude is not None:
             exclude = _check.ids("exclude", exclude, self.num_classes, pads=True)
             exclude = exclude.reshape(-1, exclude.shape[-1])
-        best = exact_topk(self, hidden.reshape(-1, self.dim), k, exclude)
+        flat = hidden.reshape(-1, self.dim)
+        best = exact_topk(self, flat, k, exclude) if self.shard is None else topk_together(self, flat, k, exclude)
         return TopK(best.log_prob.reshape(*shape, k), best.ids.reshape(*shape, k))
 
     def to_linear(self) -> nn.Linear:
@@ -261,6 +294,8 @@ class ClassHead(nn.Module):
             ValueError: the sampler cannot be resized, `sampler` has another number of classes, or the head is sharded.
         """
         _check.integer("num_classes", num_classes, 1)
+        if self.shard is not None:
+            raise ValueError(f"`head` must be whole to be resized, got one divided among {self.shard.ranks} processes")
         if is_sharded(self.weight):
             raise ValueError("`weight` must be whole to be resized, got one that is sharded: resize before fully_shard")
         # The sampler first: if it cannot be resized, nothing has changed yet.
@@ -292,8 +327,10 @@ class ClassHead(nn.Module):
 
         Raises:
             TypeError: it lacks a member of `samplers.Sampler`.
-            ValueError: it has another number of classes.
+            ValueError: it has another number of classes, or classes are divided among processes.
         """
+        if self.shard is not None:
+            raise ValueError("`sampler` must be chosen before the classes are divided among processes, got another one")
         check_life_cycle(sampler)
         if sampler.num_classes != self.num_classes:
             raise ValueError(f"`sampler` must draw from {self.num_classes} classes, got {sampler.num_classes}")
@@ -303,6 +340,8 @@ class ClassHead(nn.Module):
 
     def candidate_scores(self, hidden: Tensor, target: Tensor, candidates: Candidates) -> tuple[Tensor, Tensor]:
         """Return scores of the targets [B] and of the candidates [B, ΣK + I], -inf where excluded."""
+        if self.shard is not None:
+            return scores_of_part(self, self.shard, hidden, target, candidates)
         blocks = candidates.parts(empty=target)
         flat = torch.cat([block.ids.reshape(-1) for block in blocks])
         if self.update == "observed":
@@ -331,6 +370,12 @@ class ClassHead(nn.Module):
     def score_chunks(self, size: int) -> Iterator[tuple[int, Callable[[Tensor], Tensor]]]:
         """Yield for each run of `size` classes its first id and a function from hidden [B, D] to scores [B, size]."""
         weight, bias = self.whole_tables()
+        first = 0
+        if self.shard is not None:
+            first, weight = self.shard.first, self.shard.averaged(weight)
+            bias = None if bias is None else self.shard.averaged(bias)
+            if len(weight) == 0:
+                return
         # Split, not sliced: the gradient of each slice would be a whole table.
         rows = weight.split(size)
         biases = (None,) * len(rows) if bias is None else bias.split(size)
@@ -339,10 +384,15 @@ class ClassHead(nn.Module):
             def score(hidden: Tensor, part: Tensor = part, bias: Tensor | None = part_bias) -> Tensor:
                 return F.linear(self._directions(hidden), self._directions(part, scaled=False), bias)
 
-            yield i * size, score
+            yield first + i * size, score
 
     def class_gradient(self, hidden: Tensor, ids: Tensor, gamma: Tensor) -> Tensor:
-        """Return Σ_b γ[b, u] ∂s(u)/∂w_u for ids [U] and γ [B, U]: [U, D], or [U, D + 1] with biases."""
+        """Return Σ_b γ[b, u] ∂s(u)/∂w_u for ids [U] and γ [B, U]: [U, D], or [U, D + 1] with biases.
+
+        The ids are those of this process if classes are divided.
+        """
+        if self.shard is not None:
+            ids = ids - self.shard.first
         rows = gathered(self.weight).detach()[ids].requires_grad_()
         with torch.enable_grad():
             scores = self._directions(hidden) @ self._directions(rows, scaled=False).T

@@ -14,6 +14,7 @@ from manyclass.defaults import IGNORE_INDEX
 from manyclass.forms import transformed
 from manyclass.heads._learning import LearningHead, advance, draw_candidates, observe
 from manyclass.heads._probe import estimates_log_z
+from manyclass.heads._together import loss_together
 from manyclass.heads.exact import exact_scores
 from manyclass.heads.examples import Examples, flatten_examples
 from manyclass.kernels import implementation
@@ -86,10 +87,10 @@ def sampled_loss(
         TypeError, ValueError: an argument has the wrong type, shape, dtype, device or value; the message names it.
     """
     _ranks.check_prepared(self)
-    self.check_hidden(hidden)
-    # A scorer has no such option.
-    with implementation(getattr(self, "impl", "auto")):
-        examples = flatten_examples(
+
+    def flattened() -> Examples:
+        self.check_hidden(hidden)
+        return flatten_examples(
             hidden,
             target,
             self.num_classes,
@@ -99,7 +100,14 @@ def sampled_loss(
             log_z=log_z,
             ignore_index=ignore_index,
             reduction=reduction,
+            may_be_empty=self.shard is not None,
         )
+
+    # A scorer has no such option.
+    with implementation(getattr(self, "impl", "auto")):
+        if self.shard is not None:
+            return loss_together(self.shard, flattened, lambda everyone: _losses(self, everyone, generator), reduction)
+        examples = flattened()
         if examples.valid is None or is_functional() or not _check.reads_values(target) or not examples.valid.any():
             return examples.reduce(_losses(self, examples, generator), reduction)
         # Padded sequences may be ignored for the most part. Where reading values costs nothing, only the others are
@@ -123,22 +131,32 @@ def exact_loss(
     The gradients of a table of class vectors are dense. Arguments are those of the sampled loss, but for `include`:
     every class is included.
     """
-    self.check_hidden(hidden)
-    examples = flatten_examples(
-        hidden,
-        target,
-        self.num_classes,
-        weight=weight,
-        exclude=exclude,
-        ignore_index=ignore_index,
-        reduction=reduction,
-    )
-    loss = self.exact_losses(examples)
-    if loss is None:
-        target_score, log_z = exact_scores(self, examples.hidden, examples.target.unsqueeze(1), examples.exclude)
-        loss = log_z - target_score.squeeze(1)
-    _check.finite_loss(loss, hidden=examples.hidden, **self.tables)
-    return examples.reduce(examples.without_ignored(loss), reduction)
+
+    def flattened() -> Examples:
+        self.check_hidden(hidden)
+        return flatten_examples(
+            hidden,
+            target,
+            self.num_classes,
+            weight=weight,
+            exclude=exclude,
+            ignore_index=ignore_index,
+            reduction=reduction,
+            may_be_empty=self.shard is not None,
+        )
+
+    def losses(examples: Examples) -> Tensor:
+        loss = self.exact_losses(examples)
+        if loss is None:
+            target_score, log_z = exact_scores(self, examples.hidden, examples.target.unsqueeze(1), examples.exclude)
+            loss = log_z - target_score.squeeze(1)
+        _check.finite_loss(loss, hidden=examples.hidden, **self.tables)
+        return examples.without_ignored(loss)
+
+    if self.shard is not None:
+        return loss_together(self.shard, flattened, losses, reduction)
+    examples = flattened()
+    return examples.reduce(losses(examples), reduction)
 
 
 def approximate_log_likelihood(
@@ -154,13 +172,22 @@ def approximate_log_likelihood(
 
     On average it is a little too high. Without a generator it draws from torch's global one.
     """
-    self.check_hidden(hidden)
-    examples = flatten_examples(hidden, target, self.num_classes, include=include, exclude=exclude)
-    likelihood = Likelihood()
-    with torch.no_grad():
+
+    def flattened() -> Examples:
+        self.check_hidden(hidden)
+        options = {"include": include, "exclude": exclude, "may_be_empty": self.shard is not None}
+        return flatten_examples(hidden, target, self.num_classes, **options)  # type: ignore[arg-type]
+
+    def losses(examples: Examples) -> Tensor:
+        likelihood = Likelihood()
         candidates = draw_candidates(self, examples, likelihood, generator)
-        loss = likelihood(*self.candidate_scores(examples.hidden, examples.target, candidates), candidates)
-    return -loss.reshape(examples.shape)
+        return likelihood(*self.candidate_scores(examples.hidden, examples.target, candidates), candidates)
+
+    with torch.no_grad():
+        if self.shard is not None:
+            return -loss_together(self.shard, flattened, losses, "none")
+        examples = flattened()
+        return -losses(examples).reshape(examples.shape)
 
 
 def _losses(head: SampledHead, examples: Examples, generator: torch.Generator | None) -> Tensor:
@@ -216,7 +243,11 @@ def _eager(head: SampledHead, examples: Examples, candidates: Candidates) -> tup
     """Return losses [B] and a function that returns κ u/Z̃ [B, K], by autograd."""
     target_score, scores = head.candidate_scores(examples.hidden, examples.target, candidates)
     if examples.log_z is not None:
-        target_score, scores = target_score - examples.log_z, scores - examples.log_z.unsqueeze(1)
+        of_target = examples.log_z
+        if head.shard is not None:
+            # Every process has the whole gradient of the target's score, and that of its part of the slots.
+            of_target = head.shard.averaged(of_target)
+        target_score, scores = target_score - of_target, scores - examples.log_z.unsqueeze(1)
     loss: Tensor = head.objective(target_score, scores, candidates)
     _check.finite_loss(loss, hidden=examples.hidden, log_z=examples.log_z, target_score=target_score, scores=scores)
 

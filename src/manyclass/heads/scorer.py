@@ -62,6 +62,10 @@ class ScorerHead(nn.Module):
         return {}
 
     @property
+    def shard(self) -> None:
+        """None: the classes of a scorer are not divided among processes."""
+
+    @property
     def class_vectors(self) -> tuple[None, None]:
         """None: the scorer alone knows its parameters."""
         return None, None
