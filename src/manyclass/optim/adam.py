@@ -10,6 +10,7 @@ from torch.optim.optimizer import ParamsT
 
 from manyclass import _check
 from manyclass.kernels import cpu
+from manyclass.optim._divided import unwrapped, wrapped
 from manyclass.optim._gradient import coalesced_rows, raw_rows
 from manyclass.optim._kernels import add_missing_options, check_options, triton_rows
 from manyclass.optim._optimizer import check_loaded, check_names, check_table, restore, update_all
@@ -111,12 +112,17 @@ class RowAdam(Optimizer):
         rows.sub_(rate * first / (second.sqrt() / spread).add_(group["eps"]))
         put(parameter, ids, rows, stochastic=group["stochastic_rounding"])
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state; that of rows which are divided among processes as DTensors."""
+        return wrapped(self, super().state_dict())
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load the state with the dtypes of the arithmetic; step counts keep theirs.
 
         Raises:
             TypeError, ValueError: the state is not that of a RowAdam of such parameters.
         """
+        state_dict = unwrapped(self, state_dict)
         check_loaded(self, state_dict, _check_options, _check_state)
         super().load_state_dict(state_dict)
         restore(self, state_dict, exact=("steps",))

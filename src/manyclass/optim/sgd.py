@@ -9,6 +9,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
 from manyclass import _check
+from manyclass.optim._divided import unwrapped, wrapped
 from manyclass.optim._gradient import coalesced_rows
 from manyclass.optim._history import append, check_history, empty, since
 from manyclass.optim._kernels import add_missing_options, check_options, triton_rows
@@ -147,12 +148,17 @@ class RowSGD(Optimizer):
             put(table, None, rows, stochastic=group["stochastic_rounding"])
         del state["history"], state["last"]
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state; that of rows which are divided among processes as DTensors."""
+        return wrapped(self, super().state_dict())
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load the state with the dtypes of the arithmetic; the history keeps its own.
 
         Raises:
             TypeError, ValueError: the state is not that of a RowSGD of such parameters.
         """
+        state_dict = unwrapped(self, state_dict)
         check_loaded(self, state_dict, _check_options, _check_state)
         super().load_state_dict(state_dict)
         restore(self, state_dict, exact=("last", "table"))
