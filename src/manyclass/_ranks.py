@@ -37,10 +37,19 @@ def check_prepared(module: object) -> None:
     """Raise if DDP would have to reduce row-sparse gradients of a module, which it cannot.
 
     Raises:
-        RuntimeError: the DDP whose forward is running does not ignore a parameter with row-sparse gradients.
+        RuntimeError: the DDP whose forward is running does not ignore a parameter with row-sparse gradients, or one of
+            which each process has its own rows.
     """
     ddp = active_ddp()
-    if ddp is None or not isinstance(module, SparseTables):
+    if ddp is None:
+        return
+    if any(hasattr(parameter, "shard") for parameter in ddp._module_parameters):
+        raise RuntimeError(
+            "a model with a divided head must be given to DistributedDataParallel as DistributedDataParallel("
+            "manyclass.parallel.prepare(model)), which leaves its rows to their process, got one that was not prepared "
+            "after `shard`"
+        )
+    if not isinstance(module, SparseTables):
         return
     tables = {id(table) for table in module.sparse_parameters() if table.requires_grad}
     if any(id(parameter) in tables for parameter in ddp._module_parameters):

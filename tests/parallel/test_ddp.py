@@ -188,7 +188,7 @@ def test_misuse_is_refused_in_one_sentence(ranks):
         assert "must be prepared again, since it is a copy" in found["pickle"]
         assert "`process_group` of `prepare` must be that of DDP" in found["group"]
         assert found["only sparse"].startswith(
-            "ValueError: `model` must have a trainable parameter with dense gradients"
+            "ValueError: `model` must have a trainable parameter with dense gradients that is not divided"
         )
 
 

@@ -22,6 +22,7 @@ def prepare(model: M, *, process_group: Any = None) -> M:
     They start from the values of rank 0, as all parameters do. At the end of each backward pass ranks exchange the ids
     and values of their gradient rows, over a separate process group, and each rank gets the mean over ranks. It works
     under `no_sync()`, and a rank may have any number of rows, or none. Samplers start from the state of rank 0 too.
+    DDP also ignores the parameters of a head that `shard` has divided, which need no exchange.
 
     Call it on every rank, after the model is on its device. A model with dense gradients needs it only if the state of
     its samplers was loaded on rank 0 alone. Seed ranks differently, so that each draws other classes.
@@ -56,10 +57,11 @@ def prepare(model: M, *, process_group: Any = None) -> M:
     if not dist.is_initialized():
         raise RuntimeError("torch.distributed must be initialised before `prepare`, got no process group")
     tables = _sparse_tables(model)
-    if tables and not any(p.requires_grad for p in model.parameters() if id(p) not in tables):
+    divided = {id(parameter) for parameter in model.parameters() if hasattr(parameter, "shard")}
+    if (tables or divided) and not any(p.requires_grad for p in model.parameters() if id(p) not in {*tables, *divided}):
         raise ValueError(
-            "`model` must have a trainable parameter with dense gradients, without which DistributedDataParallel "
-            "refuses it, got only row-sparse ones"
+            "`model` must have a trainable parameter with dense gradients that is not divided, without which "
+            "DistributedDataParallel refuses it, got only others"
         )
     ranks = dist.get_process_group_ranks(dist.group.WORLD if process_group is None else process_group)
     # The exchange has a separate group: in DDP's own, it would have to keep its place among the buckets on every rank.
@@ -71,7 +73,7 @@ def prepare(model: M, *, process_group: Any = None) -> M:
         state = [{name: value.cpu() for name, value in sampler.state_dict().items()}]
         dist.broadcast_object_list(state, group_src=0, group=group, device=_device(model))
         sampler.load_state_dict(state[0])
-    ignored = {name for name, parameter in _every_name(model) if id(parameter) in tables}
+    ignored = {name for name, parameter in _every_name(model) if id(parameter) in {*tables, *divided}}
     others = getattr(model, "_ddp_params_and_buffers_to_ignore", ())
     DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, sorted({*others, *ignored}))
     if tables:
@@ -80,7 +82,7 @@ def prepare(model: M, *, process_group: Any = None) -> M:
 
 
 def _sparse_tables(model: nn.Module) -> dict[int, nn.Parameter]:
-    """Return the trainable parameters with row-sparse gradients by their identity, each once."""
+    """Return the undivided trainable parameters with row-sparse gradients by their identity, each once."""
     found: dict[int, nn.Parameter] = {}
     for module in model.modules():
         tables: Sequence[Tensor] = ()
@@ -89,12 +91,13 @@ def _sparse_tables(model: nn.Module) -> dict[int, nn.Parameter]:
         elif isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.sparse:
             tables = [module.weight]
         found |= {id(table): table for table in tables if isinstance(table, nn.Parameter) and table.requires_grad}
-    return found
+    return {key: table for key, table in found.items() if not hasattr(table, "shard")}
 
 
 def _samplers(model: nn.Module) -> list[nn.Module]:
     heads = [module for module in model.modules() if hasattr(module, "sampler") and hasattr(module, "objective")]
-    return [head.sampler for head in heads if isinstance(head.sampler, nn.Module)]
+    undivided = [head for head in heads if getattr(head, "shard", None) is None]
+    return [head.sampler for head in undivided if isinstance(head.sampler, nn.Module)]
 
 
 def _every_name(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
