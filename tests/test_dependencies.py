@@ -76,9 +76,9 @@ MAY_IMPORT = {
         "eval_mode",
     },
     "registry": {"_check", "counts", "defaults", "samplers", "objectives", "heads", "optim"},
-    "encoders": {"_check", "_ranks"},
+    "encoders": {"_check", "_ranks", "_shard"},
     "parallel": {"_context", "_ranks", "_shard", "counts", "heads", "samplers"},
-    "inference": {"_check", "_context", "_faiss", "candidates", "heads", "kernels", "kmeans", "samplers"},
+    "inference": {"_check", "_context", "_shard", "_faiss", "candidates", "heads", "kernels", "kmeans", "samplers"},
     "report": {"storage"},
     "data": {"_check", "defaults", "errors", "storage"},
     "estimator": {
@@ -95,6 +95,7 @@ MAY_IMPORT = {
     },
     "tasks": {
         "_check",
+        "_shard",
         "registry",
         "counts",
         "data",
@@ -104,6 +105,7 @@ MAY_IMPORT = {
         "eval_mode",
         "heads",
         "inference",
+        "parallel",
         "report",
         "samplers",
         "storage",

@@ -4,9 +4,11 @@ from pathlib import Path
 
 import click
 
+from manyclass.cli.launch import all_ranks, timeout_option
 from manyclass.cli.options import at_option, check_device, checkpoint_option, kept, path_argument, source_options
 from manyclass.cli.progress import evaluating
 from manyclass.cli.tables import print_measured
+from manyclass.data import Share
 from manyclass.errors import UserError
 
 
@@ -20,12 +22,14 @@ from manyclass.errors import UserError
     "--json", "json_file", type=click.Path(path_type=Path), metavar="FILE", help="Write the numbers to this file too."
 )
 @click.option("--device", default="cpu", show_default=True, help="Device: cpu or cuda.")
+@timeout_option()
 def evaluate(
     model: Path,
     data: Path,
     checkpoint: str | None,
     json_file: Path | None,
     device: str,
+    timeout: float,
 ) -> None:
     """Evaluate a MODEL on DATA: exact likelihood and ranks over all classes, also by class frequency.
 
@@ -34,6 +38,8 @@ def evaluate(
     that the model was trained on, users with fewer than three items are left out: nothing was held back of them. For
     triples, those of a file or of a folder's test are predicted, and ranks leave out
     all other true answers: those in DATA and those that the model was trained on.
+
+    torchrun --nproc-per-node N -m manyclass evaluate … divides the classes and the examples among N processes.
     """
     from manyclass import tasks
     from manyclass.storage import write_json
@@ -41,11 +47,17 @@ def evaluate(
     check_device(device)
     if json_file is not None and not json_file.absolute().parent.is_dir():
         raise UserError(f"`--json` must be a file in a folder that exists, got {json_file}")
-    opened = tasks.open_model(model, checkpoint=checkpoint, device=device)
     source = tasks.Source(data, **kept("source"))
-    tasks.check_source(opened.spec.task, source)
-    batches, summary = opened.spec.task.evaluation_batches(opened.spec, source)
-    measured = tasks.measure(opened, evaluating(batches), **kept("measure"))
+    with all_ranks(device, timeout) as ranks:
+        opened = ranks.together(lambda: tasks.open_model(model, checkpoint=checkpoint, divisible=ranks.are_several))
+        tasks.divide(opened, ranks, device)
+        tasks.check_source(opened.spec.task, source)
+        share = Share(ranks.rank, ranks.number)
+        batches, summary = ranks.together(lambda: opened.spec.task.evaluation_batches(opened.spec, source, share))
+        watched = evaluating(batches) if ranks.is_first else batches
+        measured = tasks.measure(opened, watched, **kept("measure"), ranks=ranks)
+    if not ranks.is_first:
+        return
     for line in summary:
         print(line)
     # The numbers are complete only after the file has been read.

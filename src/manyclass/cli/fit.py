@@ -1,15 +1,18 @@
 """The command `manyclass fit`."""
 
 import functools
+import os
 import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 import click
 
+from manyclass.cli.launch import LostProcessError, all_ranks, number_of_processes, this_rank, timeout_option
 from manyclass.cli.options import (
     SectionedCommand,
     apply,
@@ -119,7 +122,9 @@ class _Fit(SectionedCommand):
 @click.option("--device", help="Device: cpu or cuda; default: cpu, or with --resume the same as before.")
 @click.option("--log", type=click.Choice(["tensorboard"]), help="Write a log beside log.csv.")
 @click.option("--report/--no-report", default=True, help="Write report.html.")
+@timeout_option()
 @click.option("--resume", "resumed", is_flag=True, help="Resume the training in MODEL.")
+@click.option("--auto-resume", is_flag=True, help="Resume the training in MODEL if there is one, else begin it.")
 @click.option("--from-previous", is_flag=True, help="With --resume: start from the checkpoint before the newest.")
 def fit(
     data: Path | None,
@@ -131,7 +136,9 @@ def fit(
     device: str | None,
     log: str | None,
     report: bool,
+    timeout: float,
     resumed: bool,
+    auto_resume: bool,
     from_previous: bool,
 ) -> None:
     """Train a model on DATA and save it in a folder.
@@ -142,6 +149,10 @@ def fit(
 
     Ctrl-C saves; --resume continues, also after a crash: the result is the same as that of an uninterrupted run. The
     folder gets the best and the newest model, log.csv and report.html.
+
+    torchrun --nproc-per-node N -m manyclass fit … trains on N processes, each with a part of the classes and of every
+    batch. --resume goes on with any number of processes; all of them must see DATA and MODEL. With --auto-resume,
+    torchrun --max-restarts 3 … goes on from the newest checkpoint after a process has failed.
     """
     from manyclass import tasks
     from manyclass.report import check_libraries, write_report
@@ -172,11 +183,13 @@ def fit(
         evaluate_seconds=settings.seconds / 10 if settings.seconds and "evaluate_every" not in schedule else None,
         checkpoint_every=checkpoint_every,
         device=device,
-        progress=reading(),
-        watched=evaluating,
+        progress=reading() if this_rank() == 0 else None,
+        watched=evaluating if this_rank() == 0 else iter,
         callbacks=callbacks,
     )
-    with _explained(out) as again:
+    with _explained(out) as again, all_ranks(device, timeout) as ranks:
+        options = replace(options, ranks=ranks)
+        resumed = resumed or (auto_resume and ranks.of_first((out / "fit.json").exists()) > 0)
         if source is None or resumed:
             fitted = tasks.resume(
                 out,
@@ -191,6 +204,8 @@ def fit(
             kind = kinds[0] if kinds else "features"
             tasks.check_source(tasks.TASKS[kind], source)
             fitted = tasks.fit(kind, source, settings, out, options=options, on_read=_print_summary)
+        if not ranks.is_first:
+            raise click.exceptions.Exit(2 if fitted.measured is None else 0)
         if fitted.measured is None:
             step = fitted.history.progress.step
             raise UserError(f"interrupted after step {step:,}; all of it is saved. To go on: {again}")
@@ -216,9 +231,14 @@ def _print_summary(data: Any) -> None:
 @contextmanager
 def _explained(out: Path) -> Iterator[str]:
     """Yield the command that resumes the training; turn interrupts and failed writes into errors that name it."""
-    again = f"manyclass fit --out {shlex.quote(str(out))} --resume"
+    program = "manyclass"
+    if number_of_processes() > 1:
+        program = f"torchrun --nproc-per-node {os.environ['LOCAL_WORLD_SIZE']} -m manyclass"
+    again = f"{program} fit --out {shlex.quote(str(out))} --resume"
     try:
         yield again
+    except LostProcessError as error:
+        raise UserError(f"{error}. To go on from the newest checkpoint: {again}") from error
     except KeyboardInterrupt:
         if not (out / "fit.json").exists():
             raise UserError("interrupted; nothing was trained yet: run the same command again") from None

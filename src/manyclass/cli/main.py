@@ -14,6 +14,7 @@ import click
 
 from manyclass import __version__
 from manyclass.cli.interrupts import end_quietly, terminated_as_interrupted, uninterrupted
+from manyclass.cli.launch import number_of_processes, report_failure, this_rank
 from manyclass.errors import Notice, UserError
 
 # In the order that a newcomer needs them. A command is a function in the module of the same name, imported when the
@@ -27,6 +28,8 @@ COMMANDS = {
     "study": "Compare sampling designs on a text.",
     "paper": "Reproduce the paper, each claim beside its evidence.",
 }
+
+_ON_SEVERAL_PROCESSES = ("fit", "evaluate")
 
 # The reader of a pipe is gone; the disk is full; it failed. Other system errors are bugs.
 _OUTPUT_ERRORS = {errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
@@ -60,8 +63,13 @@ class _Commands(click.Group):
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(__version__, message="%(prog)s %(version)s")
-def app() -> None:
+@click.pass_context
+def app(context: click.Context) -> None:
     """Train, evaluate and use probabilistic classifiers over very many classes."""
+    if number_of_processes() > 1 and context.invoked_subcommand not in _ON_SEVERAL_PROCESSES:
+        raise UserError(
+            f"`{context.invoked_subcommand}` must be run by one process, got {number_of_processes()} by torchrun"
+        )
 
 
 @contextmanager
@@ -72,6 +80,9 @@ def _one_line_notices() -> Iterator[None]:
         show = warnings.showwarning
 
         def shown(message: Warning | str, category: type[Warning], *rest: Any, **more: Any) -> None:
+            if issubclass(category, Notice) and this_rank() > 0:
+                # The first process prints the same.
+                return
             if issubclass(category, Notice):
                 # This overwrites a progress line, which is printed again.
                 erase = "\r\x1b[K" if sys.stderr.isatty() else ""
@@ -95,7 +106,9 @@ def main() -> None:
         code, message = 2, "interrupted"
     with uninterrupted(ignore=True):
         if message:
-            print("manyclass: " + textwrap.shorten(message, 500), file=sys.stderr)
+            name = f"manyclass, rank {this_rank()}: " if this_rank() else "manyclass: "
+            print(name + textwrap.shorten(message, 500), file=sys.stderr)
+            report_failure(message)
         raise SystemExit(code)
 
 

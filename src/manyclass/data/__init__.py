@@ -14,6 +14,8 @@ from manyclass.data.sequences import LastBatches as LastBatches
 from manyclass.data.sequences import SequenceBatches as SequenceBatches
 from manyclass.data.sequences import Sequences as Sequences
 from manyclass.data.sequences import read_sequences as read_sequences
+from manyclass.data.share import WHOLE as WHOLE
+from manyclass.data.share import Share as Share
 from manyclass.data.source import standard_library as standard_library
 from manyclass.data.spool import open_spool as open_spool
 from manyclass.data.spool import spool as spool

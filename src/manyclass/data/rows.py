@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from manyclass import _check
+from manyclass.data.share import WHOLE, Share
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
@@ -123,6 +124,7 @@ class RowBatches:
         seed: seed of the orders. None: the order of the rows.
         chosen: int64, ascending: the rows to use. None: all.
         weight: float32 [N], weight of each row. None: 1.
+        share: the part of each batch to give. Default: all of it.
 
     Raises:
         ValueError: `size` is below 1.
@@ -142,8 +144,9 @@ class RowBatches:
         seed: int | None = None,
         chosen: "np.ndarray[Any, Any] | None" = None,
         weight: "np.ndarray[Any, Any] | None" = None,
+        share: Share = WHOLE,
     ) -> None:
-        self._rows, self._seed, self._weight = rows, seed, weight
+        self._rows, self._seed, self._weight, self._share = rows, seed, weight, share
         self._size = _check.integer("size", size, 1)
         self._epoch = 0
         self._chosen = np.arange(len(rows)) if chosen is None else chosen
@@ -196,9 +199,10 @@ class RowBatches:
 
     def _batch(self, examples: "np.ndarray[Any, Any]") -> tuple[Inputs, Tensor, dict[str, Tensor]]:
         # Ascending, so that the disk is read forwards; the order within a batch does not matter.
-        examples = np.sort(examples)
+        size, examples = len(examples), self._share.of(np.sort(examples))
         row, place = self._row[examples], self._place[examples]
         target = torch.from_numpy(np.asarray(self._rows.labels[place], dtype=np.int64))
+        target = self._share.targets(target, size=size)
         extras: dict[str, Tensor] = {}
         weight = None if self._weight is None else self._weight[row].astype(np.float32)
         if self._rows.starts is not None:

@@ -15,6 +15,7 @@ from manyclass import _check
 from manyclass.data.files import ReadProgress, lines, shown
 from manyclass.data.names import Names, label_fault
 from manyclass.data.rows import runs
+from manyclass.data.share import WHOLE, Share
 from manyclass.defaults import IGNORE_INDEX
 from manyclass.errors import UserError
 
@@ -94,10 +95,17 @@ class Sequences:
         return torch.bincount(self.items[kept.cumsum(0)[:-1] > 0], minlength=self.num_items)
 
     def last_batches(
-        self, split: str, size: int, *, length: int, seen: bool = True, limit: int | None = None
+        self,
+        split: str,
+        size: int,
+        *,
+        length: int,
+        seen: bool = True,
+        limit: int | None = None,
+        share: Share = WHOLE,
     ) -> "LastBatches":
         """Return batches to predict the next item of each user, see `LastBatches`."""
-        return LastBatches(self, split, size, length=length, seen=seen, limit=limit)
+        return LastBatches(self, split, size, length=length, seen=seen, limit=limit, share=share)
 
 
 class SequenceBatches:
@@ -111,6 +119,7 @@ class SequenceBatches:
         size: B.
         length: maximum steps of a piece.
         seed: seed of the orders, a different one each epoch. None: users in the order of their ids.
+        share: the part of each batch to give. Default: all of it.
 
     Raises:
         ValueError: `size` or `length` is below 1.
@@ -121,7 +130,10 @@ class SequenceBatches:
         [([[5, 3]], [[3, 4]])]
     """
 
-    def __init__(self, sequences: Sequences, size: int, *, length: int, seed: int | None = None) -> None:
+    def __init__(
+        self, sequences: Sequences, size: int, *, length: int, seed: int | None = None, share: Share = WHOLE
+    ) -> None:
+        self._share = share
         self._items = sequences.items.numpy()
         self._size, self._seed, self._epoch = _check.integer("size", size, 1), seed, 0
         _check.integer("length", length, 1)
@@ -144,9 +156,11 @@ class SequenceBatches:
         n = len(self._end)
         order = np.arange(n) if self._seed is None else np.random.default_rng([self._seed, self._epoch]).permutation(n)
         for first in range(0, n, self._size):
-            chosen = order[first : first + self._size]
+            batch = order[first : first + self._size]
+            chosen = self._share.of(batch)
             begin, number = self._begin[chosen], self._end[chosen] - self._begin[chosen]
-            yield _padded(self._items, begin, number, 0), _padded(self._items, begin + 1, number, IGNORE_INDEX)
+            target = _padded(self._items, begin + 1, number, IGNORE_INDEX)
+            yield _padded(self._items, begin, number, 0), self._share.targets(target, size=len(batch))
 
 
 class LastBatches:
@@ -164,6 +178,7 @@ class LastBatches:
         length: maximum T.
         seen: True to return `seen`; else E is 0. A user with very many items makes a batch that wide.
         limit: maximum number of users, evenly spaced. None: all.
+        share: the part of each batch to give. Default: all of it.
 
     Attributes:
         users: int64, the users in the order of the batches.
@@ -173,10 +188,18 @@ class LastBatches:
     """
 
     def __init__(
-        self, sequences: Sequences, split: str, size: int, *, length: int, seen: bool = True, limit: int | None = None
+        self,
+        sequences: Sequences,
+        split: str,
+        size: int,
+        *,
+        length: int,
+        seen: bool = True,
+        limit: int | None = None,
+        share: Share = WHOLE,
     ) -> None:
         _check.choice("split", split, tuple(_LAST_ITEMS))
-        self._seen = seen
+        self._seen, self._share = seen, share
         self._items, self._split = sequences.items.numpy(), split
         self._size, self._length = _check.integer("size", size, 1), _check.integer("length", length, 1)
         starts = sequences.starts.numpy()
@@ -195,13 +218,16 @@ class LastBatches:
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
         for first in range(0, len(self._end), self._size):
-            begin, end = self._begin[first : first + self._size], self._end[first : first + self._size]
+            batch = np.arange(first, min(first + self._size, len(self._end)))
+            chosen = self._share.of(batch)
+            begin, end = self._begin[chosen], self._end[chosen]
             number = np.minimum(end - begin, self._length)
             inputs = _padded(self._items, end - number, number, 0)
             seen = _padded(self._items, begin, end - begin if self._seen else np.zeros_like(end), -1)
             wanted = np.full(len(end), IGNORE_INDEX) if self._split == "next" else self._items[end]
             target = torch.from_numpy(wanted)
-            yield inputs, torch.from_numpy(number), target, seen.masked_fill_(seen == target[:, None], -1)
+            seen = seen.masked_fill_(seen == target[:, None], -1)
+            yield inputs, torch.from_numpy(number), self._share.targets(target, size=len(batch)), seen
 
 
 def read_sequences(

@@ -193,8 +193,8 @@ class ClassHead(nn.Module):
 
     @property
     def is_tied(self) -> bool:
-        """True if the class vectors belong to another module, such as an embedding."""
-        return self._shares_weight
+        """True if the class vectors are the rows of an embedding."""
+        return len(self._tied) > 0
 
     @property
     def probe(self) -> ErrorProbe:

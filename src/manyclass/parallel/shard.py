@@ -44,7 +44,8 @@ def shard(head: ClassHead, mesh: DeviceMesh, *, dim: str | int = 0, timeout: tim
     - Classes lie on the line of a sampler by id, whatever its `order` was.
 
     Args:
-        head: the head, on its device. Counts that it shares with other objects are divided too.
+        head: the head, on its device. Counts that it shares with other objects are divided too. A `weight` that was
+            given to it stays whole where it came from.
         mesh: the processes.
         dim: the dimension, by name or number, among whose processes the classes are divided; every other has size 1.
         timeout: the time after which an exchange fails that a process does not join.

@@ -3,6 +3,7 @@
 from manyclass.tasks.accuracy import error_figure as error_figure
 from manyclass.tasks.accuracy import error_summary as error_summary
 from manyclass.tasks.catalog import TASKS as TASKS
+from manyclass.tasks.divide import divide as divide
 from manyclass.tasks.features import LabelledChunks as LabelledChunks
 from manyclass.tasks.fit import fit as fit
 from manyclass.tasks.fit import resume as resume

@@ -7,7 +7,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from manyclass.data import Chunk, Names, RowBatches, Rows, Schema, as_inputs, class_counts, open_rows, spool
+from manyclass.data import (
+    WHOLE,
+    Chunk,
+    Names,
+    RowBatches,
+    Rows,
+    Schema,
+    Share,
+    as_inputs,
+    class_counts,
+    open_rows,
+    spool,
+)
 from manyclass.encoders import FeatureEncoder
 from manyclass.errors import UserError
 from manyclass.tasks.settings import Settings
@@ -28,8 +40,8 @@ class LabelledChunks:
         unknown: number of rows left out so far.
     """
 
-    def __init__(self, reader: "Reader", names: Names) -> None:
-        self._reader, self._names = reader, names
+    def __init__(self, reader: "Reader", names: Names, share: Share = WHOLE) -> None:
+        self._reader, self._names, self._share = reader, names, share
         self.rows = self.unknown = 0
 
     def __iter__(self) -> Iterator[object]:
@@ -39,7 +51,7 @@ class LabelledChunks:
             self.rows += len(rows)
             self.unknown += len(rows) - len(known)
             if len(known):
-                yield from RowBatches(rows, EVALUATION_ROWS, chosen=known)
+                yield from RowBatches(rows, EVALUATION_ROWS, chosen=known, share=self._share)
 
 
 class FeaturesTask:
@@ -64,7 +76,12 @@ class FeaturesTask:
     by_line = False
 
     def read(
-        self, source: Source, settings: Settings, folder: Path, progress: ReadProgress | None = None
+        self,
+        source: Source,
+        settings: Settings,
+        folder: Path,
+        progress: ReadProgress | None = None,
+        share: Share = WHOLE,
     ) -> TrainingData:
         """Spool the rows into the folder."""
         reader = open_rows(
@@ -92,13 +109,13 @@ class FeaturesTask:
             summary.append(f"{source.held_out.name}: {len(held_out_rows):,} rows held out")
             if len(held_out) < len(held_out_rows):
                 summary[-1] += f", {len(held_out_rows) - len(held_out):,} left out for labels that are not trained on"
-        train = RowBatches(rows, settings.batch_size or 1, seed=settings.seed, chosen=chosen)
+        train = RowBatches(rows, settings.batch_size or 1, seed=settings.seed, chosen=chosen, share=share)
         counts = torch.from_numpy(class_counts(train.targets, len(names))).double()
         spec = ModelSpec(self, names, counts, {"schema": reader.schema.packed()}, settings)
 
         def batches(limit: int | None) -> RowBatches:
             some = held_out if limit is None else held_out[:: max(1, -(-len(held_out) // limit))]
-            return RowBatches(held_out_rows, EVALUATION_ROWS, chosen=some)
+            return RowBatches(held_out_rows, EVALUATION_ROWS, chosen=some, share=share)
 
         return TrainingData(spec, train, batches, summary)
 
@@ -110,12 +127,14 @@ class FeaturesTask:
         )
         return EncoderSpec(encoder, encoder.dim)
 
-    def evaluation_batches(self, spec: ModelSpec, source: Source) -> tuple[Iterable[object], Sequence[str]]:
+    def evaluation_batches(
+        self, spec: ModelSpec, source: Source, share: Share = WHOLE
+    ) -> tuple[Iterable[object], Sequence[str]]:
         """Return batches of labelled rows."""
         reader = _reader(spec, source)
         if not reader.labelled:
             raise UserError(f"`data` must have labels to evaluate on, got none in {source.data}")
-        return LabelledChunks(reader, spec.names), (f"{source.data.name}",)
+        return LabelledChunks(reader, spec.names, share), (f"{source.data.name}",)
 
     def predict_batches(self, spec: ModelSpec, source: Source, *, size: int, seen: bool) -> Iterator[PredictBatch]:
         """Iterate over rows, shown by their number."""

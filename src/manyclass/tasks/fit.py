@@ -3,7 +3,7 @@
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -11,6 +11,7 @@ from typing import Any, Literal
 import torch
 
 from manyclass import _check
+from manyclass.data import Share
 from manyclass.errors import UserError
 from manyclass.storage import read_text, write_json
 from manyclass.tasks.catalog import TASKS
@@ -28,8 +29,9 @@ from manyclass.tasks.manifest import (
 from manyclass.tasks.metrics import check_at
 from manyclass.tasks.restore import check_files
 from manyclass.tasks.settings import Settings
-from manyclass.tasks.task import Source, TrainingData, check_settings
+from manyclass.tasks.task import Source, Task, TrainingData, check_settings
 from manyclass.tasks.train import Fitted, RunOptions, train
+from manyclass.training import Ranks
 
 SPOOL_FOLDER = ".manyclass-data"
 # The tag of https://bford.info/cachedir, which backups leave out; no other program writes the second line.
@@ -66,26 +68,28 @@ def fit(
     task = TASKS[kind]
     check_settings(task, settings)
     at, settings = settings.at, settings.over(task.defaults)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"`--out` must be a folder that can be made, got {folder}: {error.strerror}") from None
-    with locked(folder):
-        _check_new(folder)
-        with _spool(folder) as spool:
-            data = task.read(source, settings, spool, options.progress)
-            # Only a k that was chosen: a default may be above a small number of classes.
-            check_at(at, len(data.spec.names))
-            manifest = {
-                "format": FORMAT,
-                "kind": kind,
-                "source": source_to_json(source),
-                "settings": settings.to_json(),
-                "options": {name: getattr(options, name) for name in _KEPT_OPTIONS}
-                | {"device": options.device or "cpu"},
-                "files": fingerprints(source),
-            }
-            return train(data, folder, options, on_read=on_read, on_start=lambda: _write(folder, manifest))
+    ranks = options.ranks
+    ranks.by_first(lambda: _make(folder))
+    with _held(folder, ranks, check=_check_new) as spool:
+        data = _read(task, source, settings, spool, options)
+        # Only a k that was chosen: a default may be above a small number of classes.
+        check_at(at, len(data.spec.names))
+
+        def start() -> None:
+            _write(
+                folder,
+                {
+                    "format": FORMAT,
+                    "kind": kind,
+                    "source": source_to_json(source),
+                    "settings": settings.to_json(),
+                    "options": {name: getattr(options, name) for name in _KEPT_OPTIONS}
+                    | {"device": options.device or "cpu"},
+                    "files": fingerprints(source),
+                },
+            )
+
+        return train(data, folder, options, on_read=on_read, on_start=start)
 
 
 def resume(
@@ -114,30 +118,33 @@ def resume(
         UserError: there is no training in the folder, another process is training in it, its data or an option has
             changed, or a checkpoint is damaged.
     """
+    ranks = options.ranks
     # A folder without a training is refused before a lock is written into it.
-    read_manifest(folder)
-    with locked(folder):
-        return _resume(
+    ranks.together(lambda: read_manifest(folder))
+    with _held(folder, ranks) as spool:
+
+        def checked() -> tuple[dict[str, Any], Source, Settings, RunOptions]:
+            return _changed(folder, kind, source, given or {}, options)
+
+        manifest, source, settings, options = ranks.together(checked)
+        ranks.by_first(lambda: check_files(folder, checkpoint))
+        # A training that was stopped before its first checkpoint starts from the beginning.
+        exists = ranks.of_first((folder / f"{checkpoint}.safetensors").exists())
+        data = _read(TASKS[manifest["kind"]], source, settings, spool, options)
+        return train(
+            data,
             folder,
-            kind=kind,
-            source=source,
-            given=given or {},
-            checkpoint=checkpoint,
-            options=options,
+            options,
+            resume=checkpoint if exists or checkpoint == "previous" else None,
             on_read=on_read,
+            on_start=lambda: _write(folder, manifest),
         )
 
 
-def _resume(
-    folder: Path,
-    *,
-    kind: str | None,
-    source: Source | None,
-    given: Mapping[str, Any],
-    checkpoint: Literal["newest", "previous"],
-    options: RunOptions,
-    on_read: Callable[[TrainingData], None] | None,
-) -> Fitted:
+def _changed(
+    folder: Path, kind: str | None, source: Source | None, given: Mapping[str, Any], options: RunOptions
+) -> tuple[dict[str, Any], Source, Settings, RunOptions]:
+    """Return the manifest of a training that is resumed, with new limits and paths, and what it says."""
     manifest = read_manifest(folder)
     kept_kind = str(manifest["kind"])
     if kind not in (None, kept_kind):
@@ -151,22 +158,49 @@ def _resume(
         settings = replace(settings, **{**dict.fromkeys(_LIMITS), **limits})
     source = source_from_json(manifest["source"], source)
     check_fingerprints(source, manifest["files"])
-    check_files(folder, checkpoint)
     # New limits and paths are kept for the next resume. The manifest is written even if nothing has changed, so that
     # a read-only folder is refused before the training.
     changed = {**manifest, "settings": settings.to_json(), "source": source_to_json(source)}
-    # A training that was stopped before its first checkpoint starts from the beginning.
-    exists = (folder / f"{checkpoint}.safetensors").exists()
-    with _spool(folder) as spool:
-        data = TASKS[kept_kind].read(source, settings, spool, options.progress)
-        return train(
-            data,
-            folder,
-            options,
-            resume=checkpoint if exists or checkpoint == "previous" else None,
-            on_read=on_read,
-            on_start=lambda: _write(folder, changed),
-        )
+    return changed, source, settings, options
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"`--out` must be a folder that can be made, got {folder}: {error.strerror}") from None
+
+
+@contextmanager
+def _held(folder: Path, ranks: Ranks, *, check: Callable[[Path], None] | None = None) -> Iterator[Path]:
+    """Lock a folder and yield one inside it for the data that this process reads.
+
+    The first process holds the lock for all.
+
+    Raises:
+        UserError: another training holds the lock, `check` refuses the folder, or it cannot be written to.
+    """
+    with ExitStack() as stack:
+
+        def enter() -> Path:
+            stack.enter_context(locked(folder))
+            if check is not None:
+                check(folder)
+            return stack.enter_context(_spool(folder))
+
+        spool = ranks.by_first(enter)
+        yield folder / SPOOL_FOLDER / str(ranks.rank) if spool is None else spool
+
+
+def _read(task: Task, source: Source, settings: Settings, spool: Path, options: RunOptions) -> TrainingData:
+    """Read the data on all processes, each for its share of the batches."""
+    share, progress = Share(options.ranks.rank, options.ranks.number), options.progress
+
+    def read() -> TrainingData:
+        spool.mkdir(exist_ok=True)
+        return task.read(source, settings, spool, progress, share)
+
+    return options.ranks.together(read)
 
 
 def _write(folder: Path, manifest: Mapping[str, Any]) -> None:

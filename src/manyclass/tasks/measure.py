@@ -9,7 +9,7 @@ import torch
 from manyclass.errors import UserError
 from manyclass.tasks.metrics import check_at, metric_names, rank_metrics
 from manyclass.tasks.model import Model
-from manyclass.training import Evaluation, NoExamplesError, evaluate
+from manyclass.training import ALONE, Evaluation, NoExamplesError, Ranks, evaluate
 
 
 @dataclass(frozen=True)
@@ -75,13 +75,16 @@ class Measured:
         }
 
 
-def measure(model: Model, batches: Iterable[object], *, at: Sequence[int] | None = None) -> Measured:
+def measure(
+    model: Model, batches: Iterable[object], *, at: Sequence[int] | None = None, ranks: Ranks = ALONE
+) -> Measured:
     """Evaluate a model on batches, in total and by class frequency.
 
     Args:
         model: the model.
         batches: batches of its task.
         at: each k of the metrics at k; None: as in the training.
+        ranks: the processes among which the model is divided, each with its part of every batch.
 
     Raises:
         UserError: there is no example, or a k is above the number of classes.
@@ -96,7 +99,7 @@ def measure(model: Model, batches: Iterable[object], *, at: Sequence[int] | None
     band_of = torch.where(counts > 0, counts.clamp(min=1).log10().floor() + 1, 0).long()
     metrics = rank_metrics(model.head, metric_names(spec))
     try:
-        found = evaluate(model.head, batches, encoder=model.encoder, metrics=metrics, groups=band_of)
+        found = evaluate(model.head, batches, encoder=model.encoder, metrics=metrics, groups=band_of, ranks=ranks)
     except NoExamplesError:
         raise UserError("`data` must hold examples of classes that the model knows, got none") from None
     bands = tuple(_band(power, part) for power, part in found.groups.items())

@@ -20,13 +20,19 @@ from manyclass.tasks.task import ModelSpec
 from manyclass.training import load_checkpoint
 
 CONTENT_FORMAT = 2  # version of the content
-_SAMPLER_PREFIX = "head.sampler."
+SAMPLER_PREFIX = "head.sampler."
 
 
 class Model(nn.Module):
-    """An encoder and a head, with initial parameters, and the spec that they follow."""
+    """An encoder and a head, with initial parameters, and the spec that they follow.
 
-    def __init__(self, spec: ModelSpec) -> None:
+    Args:
+        spec: the spec.
+        divisible: whether it is to be divided among processes. Then a tied head only shares the table of the embedding,
+            which is replaced.
+    """
+
+    def __init__(self, spec: ModelSpec, *, divisible: bool = False) -> None:
         super().__init__()
         self.spec = spec
         built, settings = spec.task.build(spec), spec.settings
@@ -34,7 +40,7 @@ class Model(nn.Module):
         counts = ClassCounts(spec.counts)
         sampler = make_sampler(settings.sampler, counts, k=settings.k, rmse_log_z=settings.rmse_log_z)
         objective = None if settings.objective is None else OBJECTIVES[settings.objective]()
-        if built.tied is None:
+        if built.tied is None or divisible:
             self.head = ClassHead(
                 built.dim,
                 len(spec.names),
@@ -43,6 +49,7 @@ class Model(nn.Module):
                 objective=objective,
                 bias=built.bias,
                 sparse=True,
+                weight=None if built.tied is None else cast("nn.Parameter", built.tied.weight),
             )
         else:
             self.head = ClassHead.tied(built.tied, counts=counts, sampler=sampler, objective=objective, bias=built.bias)
@@ -61,7 +68,7 @@ class Model(nn.Module):
         """Return all that a prediction needs, as `storage.save` takes it."""
         spec = self.spec
         # The learned state of a sampler is for training only; it is rebuilt from the counts.
-        parameters = {name: value for name, value in self.state_dict().items() if not name.startswith(_SAMPLER_PREFIX)}
+        parameters = {name: value for name, value in self.state_dict().items() if not name.startswith(SAMPLER_PREFIX)}
         return {
             "format": CONTENT_FORMAT,
             "kind": spec.task.kind,
@@ -79,17 +86,20 @@ class Model(nn.Module):
             ValueError: a parameter is missing or unexpected.
         """
         missing, unexpected = self.load_state_dict(content["parameters"], strict=False)
-        if wrong := [name for name in missing if not name.startswith(_SAMPLER_PREFIX)] + unexpected:
+        if wrong := [name for name in missing if not name.startswith(SAMPLER_PREFIX)] + unexpected:
             raise ValueError(f"it does not have the parameters of such a model: {wrong[0]}")
 
 
-def open_model(folder: Path | str, *, checkpoint: str | None = None, device: str = "cpu") -> Model:
+def open_model(
+    folder: Path | str, *, checkpoint: str | None = None, device: str = "cpu", divisible: bool = False
+) -> Model:
     """Load the model that a training left in a folder.
 
     Args:
         folder: folder of the training.
         checkpoint: "best", "newest" or "previous". None: the best if there is one, else the newest.
         device: device of the model.
+        divisible: whether it is to be divided among processes.
 
     Raises:
         UserError: there is no model, or it cannot be read; the message gives the reason.
@@ -100,10 +110,11 @@ def open_model(folder: Path | str, *, checkpoint: str | None = None, device: str
     if checkpoint is None:
         checkpoint = "best" if (folder / "best.safetensors").exists() else "newest"
     content, path = load_checkpoint(folder, checkpoint)  # type: ignore[arg-type]
-    return model_from_content(content if checkpoint == "best" else content.get("model"), path).to(device)
+    held = content if checkpoint == "best" else content.get("model")
+    return model_from_content(held, path, divisible=divisible).to(device)
 
 
-def model_from_content(content: object, path: Path) -> Model:
+def model_from_content(content: object, path: Path, *, divisible: bool = False) -> Model:
     """Build the model whose content a file holds.
 
     Raises:
@@ -112,7 +123,7 @@ def model_from_content(content: object, path: Path) -> Model:
     spec = spec_from_content(content, path)
     with _naming_file(path):
         with torch.random.fork_rng([]):
-            model = Model(spec)
+            model = Model(spec, divisible=divisible)
         model.load_parameters(cast("dict[str, Any]", content))
     return model
 

@@ -9,6 +9,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
+from manyclass.encoders import DividedEmbedding
 from manyclass.registry import LEARNING_RATES, OPTIMIZERS
 from manyclass.tasks.model import Model
 from manyclass.tasks.settings import Settings
@@ -34,7 +35,7 @@ def make_schedulers(optimizers: Sequence[Optimizer], settings: Settings, batches
 
 def _sparse(encoder: nn.Module) -> Iterable[nn.Parameter]:
     for module in encoder.modules():
-        if isinstance(module, nn.Embedding) and module.sparse:
+        if isinstance(module, DividedEmbedding) or (isinstance(module, nn.Embedding) and module.sparse):
             yield cast("nn.Parameter", module.weight)
         elif callable(given := getattr(module, "sparse_parameters", None)):
             yield from given()

@@ -1,10 +1,11 @@
 """Restoring a training from a checkpoint, after checking that it belongs to that training."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -14,9 +15,13 @@ from torch.optim.lr_scheduler import LambdaLR
 from manyclass import storage
 from manyclass.errors import UserError
 from manyclass.samplers import ErrorProbe
-from manyclass.tasks.model import Model, spec_from_content
+from manyclass.tasks.divide import own_rows
+from manyclass.tasks.model import SAMPLER_PREFIX, Model, spec_from_content
 from manyclass.tasks.settings import Settings
 from manyclass.training import Record, Training
+
+if TYPE_CHECKING:
+    from manyclass._shard import Shard
 
 _LARGEST_NUMBER = 1 << 53
 _ADAM_STATE = {"step", "exp_avg", "exp_avg_sq"}  # of torch, which checks none of it
@@ -66,20 +71,23 @@ class Run:
     batches: int
 
 
-def restore(run: Run, state: dict[str, Any], path: Path) -> None:
-    """Load the state of a checkpoint, read from a path, into the parts of a training that has not started.
+def check(run: Run, state: dict[str, Any], path: Path) -> dict[str, Any]:
+    """Check that the state of a checkpoint, read from a path, is that of a training that has not started.
+
+    Returns:
+        The state, for `restore`; of tensors that are divided among processes, the rows of this one.
 
     Raises:
         UserError: the state is not that of a training, or that of another one.
     """
-    model, training = run.model, run.training
-    try:
+    model = run.model
+    with _naming(path):
         saved = spec_from_content(state["model"], path)
         if saved.names != model.names or not torch.equal(saved.counts, model.spec.counts):
             raise UserError(f"`data` must be what the training began with, got other classes than {path} has")
         if _lasting(saved.settings) != _lasting(model.spec.settings):
             raise ValueError("it was trained with other settings")
-        _check_training(state["training"], training.state_dict(), run.batches)
+        _check_training(state["training"], run.training.state_dict(), run.batches)
         for optimizer, own in zip(run.optimizers, state["optimizers"], strict=True):
             _check_optimizer(own, optimizer)
         for scheduler, own in zip(run.schedulers, state["schedulers"], strict=True):
@@ -87,15 +95,77 @@ def restore(run: Run, state: dict[str, Any], path: Path) -> None:
         for name, value in state["state_dict"].items():
             if isinstance(value, Tensor) and value.is_floating_point() and not value.isfinite().all():
                 raise ValueError(f"{name} is not finite")
-        model.load_state_dict(state["state_dict"])
+        fresh = model.state_dict()
+        optimizers = zip(state["optimizers"], run.optimizers, strict=True)
+        return {
+            "state_dict": own_rows(_with_own_order(state["state_dict"], fresh), fresh),
+            "optimizers": [_own_rows(own, optimizer) for own, optimizer in optimizers],
+            "schedulers": state["schedulers"],
+            "training": state["training"],
+        }
+
+
+def restore(run: Run, state: dict[str, Any], path: Path) -> None:
+    """Load the state that `check` returned; all processes call it together.
+
+    Raises:
+        UserError: the state is not that of such a training.
+    """
+    with _naming(path):
+        run.model.load_state_dict(state["state_dict"])
         for optimizer, own in zip(run.optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(own)
         for scheduler, own in zip(run.schedulers, state["schedulers"], strict=True):
             scheduler.load_state_dict(own)
-        training.load_state_dict(state["training"])
+        run.training.load_state_dict(state["training"])
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Turn the errors of a state that does not fit into a UserError that names its file."""
+    try:
+        yield
     except (LookupError, TypeError, ValueError, RuntimeError, AttributeError, ArithmeticError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UserError(f"cannot go on from {path}: it is of another training: {reason}") from None
+
+
+def _with_own_order(saved: dict[str, Any], fresh: dict[str, Any]) -> dict[str, Any]:
+    """Return the state of a model with an order of classes for its sampler if, and only if, this model has one.
+
+    Classes that are divided among processes lie by id on the line of a sampler, others by similarity. The order never
+    changes a probability, so the state of one kind is good for the other.
+    """
+    found = dict(saved)
+    for name in fresh.keys() | saved.keys():
+        if not name.startswith(SAMPLER_PREFIX):
+            continue
+        if ".order." in name:
+            if name not in fresh:
+                del found[name]
+            elif name not in found:
+                found[name] = fresh[name]
+        elif name.endswith("line") and name in found and not len(fresh[name]):
+            # Empty: by id.
+            found[name] = fresh[name]
+    return found
+
+
+def _own_rows(state: dict[str, Any], optimizer: Optimizer) -> dict[str, Any]:
+    """Return the state of an optimiser with the rows of this process."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    kept = dict(state["state"])
+    for i, own in kept.items():
+        shard: Shard | None = getattr(parameters[i], "shard", None)
+        if shard is not None:
+            kept[i] = {name: shard.unwrapped(value).clone() for name, value in own.items()}
+    return {**state, "state": kept}
+
+
+def _whole_shape(parameter: Tensor) -> torch.Size:
+    """Return the shape of a parameter with the rows of all processes."""
+    shard: Shard | None = getattr(parameter, "shard", None)
+    return parameter.shape if shard is None else torch.Size([shard.num_classes, *parameter.shape[1:]])
 
 
 def _lasting(settings: Settings) -> Settings:
@@ -179,7 +249,7 @@ def _check_optimizer(saved: Any, optimizer: Optimizer) -> None:
         if type(optimizer) is torch.optim.Adam and set(own) != _ADAM_STATE:
             raise ValueError("an optimiser's state is not what it should be")
         for name, value in own.items():
-            shape = parameters[i].shape
+            shape = _whole_shape(parameters[i])
             # Adam counts steps: torch's for the whole tensor, the row optimiser for each row.
             wanted = {"step": shape[:0], "steps": shape[:1]}.get(name, shape)
             if not isinstance(value, Tensor) or value.shape != wanted or not value.is_floating_point():

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from manyclass.data import LastBatches, SequenceBatches, Sequences, read_sequences
+from manyclass.data import WHOLE, LastBatches, SequenceBatches, Sequences, Share, read_sequences
 from manyclass.data.files import in_folder
 from manyclass.defaults import IGNORE_INDEX
 from manyclass.errors import UserError, notify
@@ -39,6 +39,9 @@ class Steps:
     def __iter__(self) -> Iterator[tuple[dict[str, Any], Tensor]]:
         for ids, target in self._batches:
             present = target != IGNORE_INDEX
+            if not present.any():
+                # A process without an example of this batch; the encoder needs a position all the same.
+                present[0, 0] = True
             places = present.flatten().nonzero().squeeze(1)
             yield {"ids": ids, "places": places, "lengths": present.sum(1).tolist()}, target.flatten()[places]
 
@@ -80,7 +83,12 @@ class SequencesTask:
     by_line = False
 
     def read(
-        self, source: Source, settings: Settings, folder: Path, progress: ReadProgress | None = None
+        self,
+        source: Source,
+        settings: Settings,
+        folder: Path,
+        progress: ReadProgress | None = None,
+        share: Share = WHOLE,
     ) -> TrainingData:
         """Read the interactions; without a held-out file, the last item but one of each user is held out."""
         path, other = source.data, source.held_out
@@ -88,7 +96,8 @@ class SequencesTask:
             path, other = in_folder(path, ("train",)), other or in_folder(path, ("valid", "test"))
         sequences = replace(read_sequences(path, progress=progress), held_back=other is None)
         names, length = sequences.item_names, settings.length or 1
-        train = Steps(SequenceBatches(sequences, settings.batch_size or 1, length=length, seed=settings.seed))
+        batches = SequenceBatches(sequences, settings.batch_size or 1, length=length, seed=settings.seed, share=share)
+        train = Steps(batches)
         held_out, split = sequences, "valid"
         if other is not None:
             read = read_sequences(other, item_names=names, name="held-out", progress=progress)
@@ -110,7 +119,7 @@ class SequencesTask:
         return TrainingData(
             ModelSpec(self, names, sequences.counts().double(), config, settings),
             train,
-            lambda limit: LastItems(_last(held_out, split, length, limit)),
+            lambda limit: LastItems(_last(held_out, split, length, limit, share)),
             (f"{path.name}: {summary}", *about),
         )
 
@@ -118,13 +127,15 @@ class SequencesTask:
         """Build an LSTM."""
         return recurrent(spec)
 
-    def evaluation_batches(self, spec: ModelSpec, source: Source) -> tuple[Iterable[object], Sequence[str]]:
+    def evaluation_batches(
+        self, spec: ModelSpec, source: Source, share: Share = WHOLE
+    ) -> tuple[Iterable[object], Sequence[str]]:
         """Return batches whose targets are the last items of users; of a folder, of its test file."""
         path = in_folder(source.data, ("test", "valid")) if source.data.is_dir() else source.data
         sequences = read_sequences(path, item_names=spec.names)
         trained_on = sequences.digest() == spec.config.get("data")
         sequences = replace(sequences, held_back=trained_on and spec.config.get("held_back") is True)
-        last = _last(sequences, "test", spec.settings.length or 1)
+        last = _last(sequences, "test", spec.settings.length or 1, share=share)
         _check_users(len(last.users), sequences, path, "data")
         summary = [f"{path.name}: the last item of {len(last.users):,} users, ranked among all {len(spec.names):,}"]
         if trained_on and not sequences.held_back:
@@ -146,8 +157,8 @@ class SequencesTask:
             raise sequences.fault
 
 
-def _last(sequences: Sequences, split: str, length: int, limit: int | None = None) -> LastBatches:
-    return sequences.last_batches(split, EVALUATION_USERS, length=length, seen=False, limit=limit)
+def _last(sequences: Sequences, split: str, length: int, limit: int | None = None, share: Share = WHOLE) -> LastBatches:
+    return sequences.last_batches(split, EVALUATION_USERS, length=length, seen=False, limit=limit, share=share)
 
 
 def _check_users(users: int, sequences: Sequences, path: Path, name: str) -> None:

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from torch import Tensor, nn
 
-from manyclass.data import Names
+from manyclass.data import WHOLE, Names, Share
 from manyclass.data.files import ReadProgress as ReadProgress
 from manyclass.errors import UserError
 from manyclass.tasks.settings import Settings
@@ -131,17 +131,24 @@ class Task(Protocol):
     by_line: bool
 
     def read(
-        self, source: Source, settings: Settings, folder: Path, progress: ReadProgress | None = None
+        self,
+        source: Source,
+        settings: Settings,
+        folder: Path,
+        progress: ReadProgress | None = None,
+        share: Share = WHOLE,
     ) -> TrainingData:
-        """Read the data to train on; temporary files go into the folder."""
+        """Read the data to train on; temporary files go into the folder, and batches hold the share of this process."""
         ...
 
     def build(self, spec: ModelSpec) -> EncoderSpec:
         """Build the encoder of a model, with initial parameters."""
         ...
 
-    def evaluation_batches(self, spec: ModelSpec, source: Source) -> tuple[Iterable[object], Sequence[str]]:
-        """Return batches to evaluate a model on, and lines that describe them."""
+    def evaluation_batches(
+        self, spec: ModelSpec, source: Source, share: Share = WHOLE
+    ) -> tuple[Iterable[object], Sequence[str]]:
+        """Return batches to evaluate a model on, of which this process has a share, and lines that describe them."""
         ...
 
     def predict_batches(self, spec: ModelSpec, source: Source, *, size: int, seen: bool) -> Iterator[PredictBatch]:

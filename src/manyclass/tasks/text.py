@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from manyclass import _check
-from manyclass.data import Names, read_text
+from manyclass.data import WHOLE, Names, Share, read_text
 from manyclass.data.files import line_batches, lines
 from manyclass.data.text import END, SPLITS, UNKNOWN, Text
 from manyclass.defaults import IGNORE_INDEX
@@ -27,12 +27,15 @@ RECURRENT = Settings(optimizer="adagrad", clip=1.0, decay=True, dim=256, layers=
 
 
 class Segments:
-    """Batches of pieces [B, T] of a text and the tokens that follow; each epoch starts at another offset."""
+    """Batches of pieces [B, T] of a text and the tokens that follow; each epoch starts at another offset.
 
-    def __init__(self, ids: Tensor, size: int, length: int, *, seed: int) -> None:
+    A process takes its share of each batch. No state of the encoder goes from one piece to the next.
+    """
+
+    def __init__(self, ids: Tensor, size: int, length: int, *, seed: int, share: Share = WHOLE) -> None:
         # A short text gives one or two pieces.
         self._ids, self._size, self._length = ids, size, min(length, max(1, (len(ids) - 1) // 2))
-        self._seed, self._epoch = seed, 0
+        self._seed, self._epoch, self._share = seed, 0, share
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch, which decides offset and order."""
@@ -52,8 +55,8 @@ class Segments:
         first = int(torch.randint(spare + 1, (), generator=generator))
         place = torch.arange(self._length + 1)
         for part in torch.randperm(self._pieces, generator=generator).split(self._size):
-            piece = self._ids[(first + part * self._length).unsqueeze(1) + place]
-            yield piece[:, :-1], piece[:, 1:].contiguous()
+            piece = self._ids[(first + self._share.of(part) * self._length).unsqueeze(1) + place]
+            yield piece[:, :-1], self._share.targets(piece[:, 1:].contiguous(), size=len(part))
 
 
 class ContextWindows:
@@ -63,10 +66,11 @@ class ContextWindows:
         ids: ids of the text; the first is not predicted.
         start: id that pads the context before the text.
         limit: predict at most this many tokens, in windows spread over the text. None: all.
+        share: the part of each batch to give. Default: all of it.
     """
 
-    def __init__(self, ids: Tensor, *, start: int, limit: int | None = None) -> None:
-        self._ids, self._start = ids, start
+    def __init__(self, ids: Tensor, *, start: int, limit: int | None = None, share: Share = WHOLE) -> None:
+        self._ids, self._start, self._share = ids, start, share
         self._firsts = torch.arange(0, len(ids) - 1, CONTEXT_TOKENS)
         if limit is not None and limit < len(ids) - 1:
             self._firsts = self._firsts[:: math.ceil(len(self._firsts) / max(1, limit // CONTEXT_TOKENS))]
@@ -77,10 +81,10 @@ class ContextWindows:
     def __iter__(self) -> Iterator[tuple[dict[str, Any], Tensor]]:
         n = len(self._ids)
         for part in self._firsts.split(EVALUATION_WINDOWS):
-            place = part.unsqueeze(1) + torch.arange(-CONTEXT_TOKENS, CONTEXT_TOKENS + 1)
+            place = self._share.of(part).unsqueeze(1) + torch.arange(-CONTEXT_TOKENS, CONTEXT_TOKENS + 1)
             piece = self._ids[place.clamp(0, n - 1)].masked_fill_(place < 0, self._start)
             target = piece[:, CONTEXT_TOKENS + 1 :].masked_fill(place[:, CONTEXT_TOKENS + 1 :] >= n, IGNORE_INDEX)
-            yield {"ids": piece[:, :-1], "skip": CONTEXT_TOKENS}, target
+            yield {"ids": piece[:, :-1], "skip": CONTEXT_TOKENS}, self._share.targets(target, size=len(part))
 
 
 class TextTask:
@@ -105,16 +109,23 @@ class TextTask:
     by_line = True
 
     def read(
-        self, source: Source, settings: Settings, folder: Path, progress: ReadProgress | None = None
+        self,
+        source: Source,
+        settings: Settings,
+        folder: Path,
+        progress: ReadProgress | None = None,
+        share: Share = WHOLE,
     ) -> TrainingData:
         """Read the text; its ids go into the folder."""
         split, min_count = source.split or "spaces", source.min_count or 1
         text = read_text(
             source.data, held_out=source.held_out, split=split, min_count=min_count, folder=folder, progress=progress
         )
-        return self.training_data(text, settings, {"split": split})
+        return self.training_data(text, settings, {"split": split}, share)
 
-    def training_data(self, text: Text, settings: Settings, config: dict[str, Any]) -> TrainingData:
+    def training_data(
+        self, text: Text, settings: Settings, config: dict[str, Any], share: Share = WHOLE
+    ) -> TrainingData:
         """Return the training data of a text that has been read."""
         names = Names(text.vocabulary)
         counts = torch.bincount(text.train, minlength=len(names)).double()
@@ -123,8 +134,8 @@ class TextTask:
         unigram = math.exp(-_log_frequency(counts)[text.held_out[1:]].mean().item())
         return TrainingData(
             spec,
-            Segments(text.train, settings.batch_size or 1, settings.length or 1, seed=settings.seed),
-            lambda limit: ContextWindows(text.held_out, start=start, limit=limit),
+            Segments(text.train, settings.batch_size or 1, settings.length or 1, seed=settings.seed, share=share),
+            lambda limit: ContextWindows(text.held_out, start=start, limit=limit, share=share),
             (
                 f"{text.source}: {len(text.train):,} tokens to train on, {len(text.held_out):,} held out, "
                 f"{len(names):,} classes",
@@ -137,7 +148,9 @@ class TextTask:
         _check.choice("split", spec.config["split"], tuple(SPLITS))
         return recurrent(spec)
 
-    def evaluation_batches(self, spec: ModelSpec, source: Source) -> tuple[Iterable[object], Sequence[str]]:
+    def evaluation_batches(
+        self, spec: ModelSpec, source: Source, share: Share = WHOLE
+    ) -> tuple[Iterable[object], Sequence[str]]:
         """Return windows over all of the text."""
         ids, unknown = _number(spec, source.data)
         if len(ids) < 2:
@@ -146,7 +159,7 @@ class TextTask:
         if unknown:
             treatment = "count as <unk>" if spec.names.ids(UNKNOWN) is not None else "are left out"
             summary += f", and {unknown:,} that the model does not know {treatment}"
-        return ContextWindows(ids, start=_start(spec.names)), (summary,)
+        return ContextWindows(ids, start=_start(spec.names), share=share), (summary,)
 
     def predict_batches(self, spec: ModelSpec, source: Source, *, size: int, seen: bool) -> Iterator[PredictBatch]:
         """Iterate over lines, whose next token is to be predicted."""

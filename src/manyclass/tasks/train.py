@@ -9,19 +9,22 @@ import torch
 
 from manyclass import _check
 from manyclass.errors import UserError
+from manyclass.tasks.divide import divide, whole
 from manyclass.tasks.measure import Measured, measure
 from manyclass.tasks.metrics import best_by, metric_names, rank_metrics
 from manyclass.tasks.model import Model
 from manyclass.tasks.optimizers import make_optimizers, make_schedulers
-from manyclass.tasks.restore import Run, restore
+from manyclass.tasks.restore import Run, check, restore
 from manyclass.tasks.size import check_size
 from manyclass.tasks.task import ModelSpec, ReadProgress, TrainingData
 from manyclass.training import (
+    ALONE,
     Callback,
     Checkpoints,
     CSVLog,
     HeldOut,
     History,
+    Ranks,
     Training,
     fast_products,
     load_checkpoint,
@@ -43,7 +46,8 @@ class RunOptions:
         device: device of the model. None: the same as before when resuming, else the CPU.
         progress: called with the bytes read and their total, before the training.
         watched: called with the batches of the last evaluation, returns them; to show its progress.
-        callbacks: callbacks of the training.
+        callbacks: callbacks of the training, on the first process alone.
+        ranks: the processes that train together.
 
     Raises:
         TypeError: an option that must be a number is not one.
@@ -59,6 +63,7 @@ class RunOptions:
     progress: ReadProgress | None = None
     watched: Callable[[Iterable[object]], Iterable[object]] = iter
     callbacks: Sequence[Callback] = ()
+    ranks: Ranks = ALONE
 
     def __post_init__(self) -> None:
         if self.evaluate_every is not None:
@@ -113,18 +118,25 @@ def train(
     Raises:
         UserError: the model cannot be built, a checkpoint is refused, or the training diverged.
     """
+    ranks = options.ranks
     log = CSVLog(folder / "log.csv", metrics=metric_names(data.spec))
     run, checkpoints = _assemble(data, folder, options, log)
     if resume is not None:
-        restore(run, checkpoints.resume(resume), folder / f"{resume}.safetensors")
-    try:
-        log.check()
-    except (ValueError, OSError) as error:
-        raise UserError(f"cannot go on with the log: {error}; it may be moved away") from None
-    if on_start is not None:
-        on_start()
-    if on_read is not None:
-        on_read(data)
+        path = folder / f"{resume}.safetensors"
+        # Each process reads all rows to take its own.
+        restore(run, ranks.in_turn(lambda: check(run, checkpoints.resume(resume), path)), path)
+
+    def begin() -> None:
+        try:
+            log.check()
+        except (ValueError, OSError) as error:
+            raise UserError(f"cannot go on with the log: {error}; it may be moved away") from None
+        if on_start is not None:
+            on_start()
+        if on_read is not None:
+            on_read(data)
+
+    ranks.by_first(begin)
     best = folder / "best.safetensors"
     try:
         # The last evaluation, below, and those of `evaluate` are in full precision.
@@ -138,36 +150,41 @@ def train(
     for optimizer in run.optimizers:
         optimizer.zero_grad()
     # The best parameters are loaded into the same model, because a second one may not fit into memory.
-    if best.exists():
-        run.model.load_parameters(load_checkpoint(folder, "best")[0])
-    measured = measure(run.model, options.watched(data.held_out(None)))
+    if ranks.of_first(best.exists()):
+        ranks.in_turn(lambda: run.model.load_parameters(load_checkpoint(folder, "best")[0]))
+    measured = measure(run.model, options.watched(data.held_out(None)), ranks=ranks)
     return Fitted(run.model, history, measured, data.summary)
 
 
 def _assemble(data: TrainingData, folder: Path, options: RunOptions, log: CSVLog) -> tuple[Run, Checkpoints]:
     """Build the model and everything that trains it."""
-    settings, by = data.spec.settings, best_by(data.spec)
+    settings, by, ranks = data.spec.settings, best_by(data.spec), options.ranks
     torch.manual_seed(settings.seed)
-    model = _build_model(data.spec, options.device or "cpu")
+    model = _build_model(data.spec, options.device or "cpu", divisible=ranks.are_several)
+    encoder = divide(model, ranks, options.device or "cpu")
     optimizers = make_optimizers(model)
     schedulers = make_schedulers(optimizers, settings, len(data.train))
 
+    def content() -> dict[str, Any]:
+        return whole(model.content(), ranks)
+
     def state(training: Training) -> dict[str, Any]:
-        return {
+        parts = {
             "model": model.content(),
             "state_dict": model.state_dict(),
             "optimizers": [optimizer.state_dict() for optimizer in optimizers],
             "schedulers": [scheduler.state_dict() for scheduler in schedulers],
             "training": training.state_dict(),
         }
+        return whole(parts, ranks)
 
-    checkpoints = Checkpoints(folder, state, model=model.content, every=options.checkpoint_every, by=by)
+    checkpoints = Checkpoints(folder, state, model=content, every=options.checkpoint_every, by=by, ranks=ranks)
     penalty = data.penalty
     training = Training(
         model.head,
         data.train,
         optimizers,
-        encoder=model.encoder,
+        encoder=encoder,
         schedulers=schedulers,
         epochs=settings.epochs,
         seconds=settings.seconds,
@@ -183,15 +200,16 @@ def _assemble(data: TrainingData, folder: Path, options: RunOptions, log: CSVLog
         report_every=_REPORT_STEPS,
         penalty=None if penalty is None else lambda batch: penalty(model.encoder, batch.inputs, batch.target),
         clip=settings.clip,
-        callbacks=[log, *options.callbacks, checkpoints],
+        callbacks=[*((log, *options.callbacks) if ranks.is_first else ()), checkpoints],
         seed=settings.seed,
+        ranks=ranks,
     )
     return Run(model, optimizers, schedulers, training, len(data.train)), checkpoints
 
 
-def _build_model(spec: ModelSpec, device: str) -> Model:
+def _build_model(spec: ModelSpec, device: str, *, divisible: bool) -> Model:
     try:
         check_size(spec, device)
-        return Model(spec).to(device)
+        return Model(spec, divisible=divisible)
     except ValueError as error:
         raise UserError(str(error)) from error

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from manyclass.data import KnownTails, Names, Triples, read_triples
+from manyclass.data import WHOLE, KnownTails, Names, Share, Triples, read_triples
 from manyclass.data.files import line_batches, shown
 from manyclass.data.triples import both_ways
 from manyclass.encoders import ComplEx
@@ -27,11 +27,20 @@ class TripleBatches:
         size: B.
         seed: seed of the shuffling. None: do not shuffle.
         known: the true tails, to exclude from the negatives; None: exclude nothing.
+        share: the part of each batch to give. Default: all of it.
     """
 
-    def __init__(self, triples: Tensor, size: int, *, seed: int | None = None, known: KnownTails | None = None) -> None:
+    def __init__(
+        self,
+        triples: Tensor,
+        size: int,
+        *,
+        seed: int | None = None,
+        known: KnownTails | None = None,
+        share: Share = WHOLE,
+    ) -> None:
         self._triples, self._size, self._seed, self._known = triples, size, seed, known
-        self._epoch = 0
+        self._epoch, self._share = 0, share
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch, which decides the order."""
@@ -46,9 +55,9 @@ class TripleBatches:
             generator = torch.Generator().manual_seed(1_000_003 * self._seed + self._epoch)
             order = torch.randperm(len(self._triples), generator=generator)
         for part in order.split(self._size):
-            triples = self._triples[part]
+            triples = self._triples[self._share.of(part)]
             extras = {} if self._known is None else {"exclude": self._known.others(triples)}
-            yield triples[:, :2], triples[:, 2].contiguous(), extras
+            yield triples[:, :2], self._share.targets(triples[:, 2].contiguous(), size=len(part)), extras
 
 
 class TriplesTask:
@@ -73,7 +82,12 @@ class TriplesTask:
     by_line = True
 
     def read(
-        self, source: Source, settings: Settings, folder: Path, progress: ReadProgress | None = None
+        self,
+        source: Source,
+        settings: Settings,
+        folder: Path,
+        progress: ReadProgress | None = None,
+        share: Share = WHOLE,
     ) -> TrainingData:
         """Read the triples; without a held-out file, one in twenty is held out."""
         triples = read_triples(source.data, valid=source.held_out, progress=progress)
@@ -101,8 +115,8 @@ class TriplesTask:
 
         return TrainingData(
             spec,
-            TripleBatches(train, settings.batch_size or 1, seed=settings.seed),
-            lambda limit: TripleBatches(valid[_some(len(valid), limit)], EVALUATION_TRIPLES, known=known),
+            TripleBatches(train, settings.batch_size or 1, seed=settings.seed, share=share),
+            lambda limit: TripleBatches(valid[_some(len(valid), limit)], EVALUATION_TRIPLES, known=known, share=share),
             (
                 f"{source.data.name}: {len(triples.train):,} triples to train on, {len(triples.valid):,} held out, "
                 f"each both ways; {triples.num_entities:,} entities, {triples.num_relations:,} relations",
@@ -124,7 +138,9 @@ class TriplesTask:
         nn.init.normal_(entities.weight, std=INITIAL_STD)
         return EncoderSpec(ComplEx(entities, 2 * len(Names(relations))), dim, entities, bias=False)
 
-    def evaluation_batches(self, spec: ModelSpec, source: Source) -> tuple[Iterable[object], Sequence[str]]:
+    def evaluation_batches(
+        self, spec: ModelSpec, source: Source, share: Share = WHOLE
+    ) -> tuple[Iterable[object], Sequence[str]]:
         """Return batches of triples both ways; of a folder, those of test."""
         triples = read_triples(source.data, test=source.held_out)
         chosen, split = next((part, name) for name in ("test", "valid", "train") if len(part := getattr(triples, name)))
@@ -139,7 +155,8 @@ class TriplesTask:
         summary = f"{source.data.name}: {len(ids):,} {split}, each both ways, ranks filtered"
         if unknown:
             summary += f"; {unknown:,} of entities or relations that the model does not know are left out"
-        return TripleBatches(both_ways(ids, len(relations)), EVALUATION_TRIPLES, known=_known(spec, read)), (summary,)
+        pairs = both_ways(ids, len(relations))
+        return TripleBatches(pairs, EVALUATION_TRIPLES, known=_known(spec, read), share=share), (summary,)
 
     def predict_batches(self, spec: ModelSpec, source: Source, *, size: int, seen: bool) -> Iterator[PredictBatch]:
         """Iterate over lines that leave the tail or the head open."""

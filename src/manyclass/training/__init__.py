@@ -16,4 +16,6 @@ from manyclass.training.history import Record as Record
 from manyclass.training.loop import Training as Training
 from manyclass.training.precision import fast_products as fast_products
 from manyclass.training.progress_line import ProgressLine as ProgressLine
+from manyclass.training.ranks import ALONE as ALONE
+from manyclass.training.ranks import Ranks as Ranks
 from manyclass.training.tensorboard_log import TensorBoardLog as TensorBoardLog

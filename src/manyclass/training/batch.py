@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from manyclass import _check
 from manyclass.defaults import IGNORE_INDEX
+from manyclass.training.ranks import ALONE, Ranks
 
 _EXTRAS = ("weight", "include", "exclude", "log_z")
 
@@ -66,11 +67,12 @@ class Batch:
         given = {name: getattr(self, name) for name in _EXTRAS}
         return {name: value for name, value in given.items() if value is not None}
 
-    def mean_weight(self) -> Tensor:
-        """Return the mean weight of the targets not ignored, by which a head's mean loss is divided."""
+    def mean_weight(self, ranks: Ranks = ALONE) -> Tensor:
+        """Return the mean weight of the targets not ignored of all processes, by which the mean loss was divided."""
         assert self.weight is not None
         present = self.target != IGNORE_INDEX
-        return torch.where(present, self.weight, 0.0).sum() / present.sum().clamp(min=1)
+        weight, number = torch.where(present, self.weight, 0.0).sum(), present.sum()
+        return ranks.summed(weight) / ranks.summed(number).clamp(min=1)
 
 
 def device_of(head: nn.Module) -> torch.device:

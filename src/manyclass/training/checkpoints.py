@@ -10,6 +10,7 @@ from manyclass import _check, storage
 from manyclass.errors import NotSavedWarning, UserError, notify
 from manyclass.training.callback import Callback
 from manyclass.training.history import History, Record, cost
+from manyclass.training.ranks import ALONE, Ranks
 
 if TYPE_CHECKING:
     from manyclass.training.loop import Training
@@ -37,6 +38,7 @@ class Checkpoints(Callback):
         model: returns all that predictions need.
         every: seconds between two checkpoints.
         by: the criterion of the best model: "loss", or the name of a metric, larger is better.
+        ranks: the processes that train together: all call `state` and `model`, and the first one saves.
 
     Raises:
         UserError: the folder cannot be made, or the last checkpoint cannot be saved at the end of the training.
@@ -72,7 +74,9 @@ class Checkpoints(Callback):
         model: Callable[[], Mapping[str, object]],
         every: float = 60.0,
         by: str = "loss",
+        ranks: Ranks = ALONE,
     ) -> None:
+        self._ranks = ranks
         self._folder = folder = Path(folder)
         self._state, self._model = state, model
         self._every, self._by = _check.number("every", every, low=0), by
@@ -104,7 +108,7 @@ class Checkpoints(Callback):
 
     def on_step(self, training: "Training") -> None:
         """Save a checkpoint if one is due."""
-        if time.monotonic() - self._saved_at >= self._every:
+        if self._ranks.of_first(time.monotonic() - self._saved_at) >= self._every:
             self._try(lambda: self._save_newest(training))
             # The interval starts after the save: if saving takes long, there must be time left to train.
             self._saved_at = time.monotonic()
@@ -120,13 +124,14 @@ class Checkpoints(Callback):
 
     def _save_best(self) -> None:
         if self._unsaved_best is not None:
-            storage.save(_path(self._folder, "best"), self._model(), content_type=_CONTENT_TYPES["best"])
+            path, content = _path(self._folder, "best"), self._model()
+            self._ranks.by_first(lambda: storage.save(path, content, content_type=_CONTENT_TYPES["best"]))
             self._best_cost, self._unsaved_best = cost(self._unsaved_best, self._by), None
 
     def _save_newest(self, training: "Training") -> None:
         content = {"state": self._state(training), "best_cost": self._best_cost}
-        previous = _path(self._folder, "previous")
-        storage.save(_path(self._folder, "newest"), content, content_type=_CONTENT_TYPES["newest"], keep=previous)
+        path, previous = _path(self._folder, "newest"), _path(self._folder, "previous")
+        self._ranks.by_first(lambda: storage.save(path, content, content_type=_CONTENT_TYPES["newest"], keep=previous))
 
     def _try(self, save: Callable[[], None]) -> None:
         try:

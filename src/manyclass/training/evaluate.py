@@ -12,6 +12,7 @@ from manyclass.defaults import IGNORE_INDEX
 from manyclass.eval_mode import eval_mode
 from manyclass.training.batch import Batch, device_of
 from manyclass.training.history import Progress
+from manyclass.training.ranks import ALONE, Ranks
 
 Metric = Callable[[Tensor, Batch], Tensor]
 
@@ -98,6 +99,7 @@ def evaluate(
     encoder: nn.Module | None = None,
     metrics: Mapping[str, Metric] | None = None,
     groups: Tensor | None = None,
+    ranks: Ranks = ALONE,
 ) -> Evaluation:
     """Return the exact mean negative log likelihood over all classes, and metrics, computed in evaluation mode.
 
@@ -107,6 +109,7 @@ def evaluate(
         encoder: maps inputs to the head's `hidden`. None: inputs are `hidden`.
         metrics: further measures by name: functions of hidden [..., D] and a `Batch` to a value per example [...].
         groups: int64 [C], the group of each class, to report the same means for each group of targets.
+        ranks: the processes that evaluate together, each on its part of every batch.
 
     Raises:
         NoExamplesError: no example counts.
@@ -146,6 +149,7 @@ def evaluate(
             else:
                 group = groups[batch.target.clamp(min=0).flatten()]
                 sums.index_add_(0, group, torch.stack([part.flatten() for part in parts], 1))
+    sums = ranks.summed(sums)
     total, *rows = [sums.sum(0).tolist(), *([] if groups is None else sums.tolist())]
     if total[0] == 0:
         raise NoExamplesError("`batches` must hold an example to evaluate on, got none that is not ignored")

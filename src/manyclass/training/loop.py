@@ -20,6 +20,7 @@ from manyclass.training.batch import Batch, device_of
 from manyclass.training.callback import Callback
 from manyclass.training.evaluate import HeldOut, evaluate
 from manyclass.training.history import History, Progress, Record, Stopped, cost
+from manyclass.training.ranks import ALONE, Ranks
 
 _LOSS_SMOOTHING = 0.02  # the share of the newest step in the running mean of the loss
 
@@ -49,6 +50,8 @@ class Training:
             called with these parameters once they have gradients.
         callbacks: called with this training after steps, after records and at the end.
         seed: seed of the head's draws.
+        ranks: the processes that train together, each on its part of every batch; the encoder averages gradients over
+            them, and the head's classes are divided among them, see `manyclass.parallel`.
 
     Raises:
         TypeError: `batches` is an iterator but there are several epochs, or a scheduler needs a metric.
@@ -84,7 +87,9 @@ class Training:
         clip: float | Clip | None = None,
         callbacks: Sequence[Callback] = (),
         seed: int = 0,
+        ranks: Ranks = ALONE,
     ) -> None:
+        self._ranks = ranks
         self._head, self._device = head, device_of(head)
         self._encoder = nn.Identity() if encoder is None else encoder
         self._limits = Limits(epochs, steps, seconds)
@@ -134,7 +139,13 @@ class Training:
         if self._rng_now is not None:
             set_rng_state(self._rng_now, self._device)
             self._rng_now = None
-        with defer_interrupts() as interrupted, self._probing():
+        # A checkpoint holds the RNG state of the first process alone.
+        self._ranks.seed(self._seed, self.progress.step)
+        with defer_interrupts() as pressed, self._probing():
+
+            def interrupted() -> bool:
+                return self._ranks.any(pressed())
+
             try:
                 stopped = self._run(interrupted)
             except KeyboardInterrupt:
@@ -247,17 +258,22 @@ class Training:
         draws = {"generator": self._draws} if self._samples else {}
         loss: Tensor = self._head(hidden, batch.target, **batch.extras(), **draws)
         if batch.weight is not None:
-            loss = loss * batch.mean_weight()
+            loss = loss * batch.mean_weight(self._ranks)
         step = self.progress.step + 1
+        # The head's losses are such that their mean over processes is that of all examples.
+        joint = self._ranks.summed(loss.detach().double()) / self._ranks.number
         if loss.device.type == "cpu":
-            _finite("loss", loss.item(), step)
+            _finite("loss", joint.item(), step)
         self._stopwatch.lap("forward")
-        self._update(loss if self._penalty is None else loss + self._penalty(batch))
+        examples = int(self._ranks.total(batch.examples)[0])
+        if self._penalty is not None:
+            loss = loss + self._penalty(batch) * (self._ranks.number * batch.examples / max(1, examples))
+        self._update(loss)
         self._stopwatch.lap("update")
         # This stays on the device, and NaN or inf persists in it, so a later record can report it without a sync.
-        self._loss.lerp_(loss.detach().double(), max(_LOSS_SMOOTHING, 1 / step))
+        self._loss.lerp_(joint, max(_LOSS_SMOOTHING, 1 / step))
         before = self.progress
-        position, examples = self.progress.position + 1, self.progress.examples + batch.examples
+        position, examples = self.progress.position + 1, self.progress.examples + examples
         self.progress = replace(self.progress, step=step, position=position, examples=examples)
         self._count_seconds()
         evaluating = self._held_out is not None and self._held_out.is_due(before, self.progress)
@@ -309,7 +325,13 @@ class Training:
         record = Record(at.step, at.epoch, at.examples, at.seconds, loss, seconds_left=left, **(news or {}))
         if evaluating and self._held_out is not None:
             self._update.catch_up()
-            report = evaluate(self._head, self._held_out.batches, encoder=self._encoder, metrics=self._held_out.metrics)
+            report = evaluate(
+                self._head,
+                self._held_out.batches,
+                encoder=self._encoder,
+                metrics=self._held_out.metrics,
+                ranks=self._ranks,
+            )
             self._resumable = False
             _finite("held-out loss", report.loss, at.step)
             record = replace(record, held_out_loss=report.loss, metrics=report.metrics)
@@ -324,7 +346,8 @@ class Training:
 
     def _count_seconds(self) -> None:
         now = time.perf_counter()
-        self.progress = replace(self.progress, seconds=self.progress.seconds + now - self._since)
+        seconds = self._ranks.of_first(self.progress.seconds + now - self._since)
+        self.progress = replace(self.progress, seconds=seconds)
         self._since = now
 
     def _is_evaluated(self) -> bool:
