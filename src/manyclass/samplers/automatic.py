@@ -245,7 +245,7 @@ class Automatic(nn.Module):
         if (design, k) == (self.design, self.k):
             return
         measured = ", ".join(
-            f"{errors[name]:.2g} with {_design_text(name, k)} ({milliseconds(self._cost(name, k))})"
+            f"{errors[name]:.2g} with {_design_text(name, k)} ({self._shown(self._cost(name, k))})"
             for name, k in ((name, self._k(name)) for name in DESIGNS if name in errors)
         )
         self._rises += is_high
@@ -315,9 +315,14 @@ class Automatic(nn.Module):
         seconds = _ranks.mean_over_ranks(seconds, clock.device)
         return float(classes) if math.isnan(seconds) else seconds
 
+    def _shown(self, seconds: float) -> str:
+        """Return a cost as text: processes that divide the classes measure no times, but count classes."""
+        divided = self.exact.shard is not None
+        return f"the time of {seconds:,.0f} classes" if divided else milliseconds(seconds)
+
     def _take_exact(self, step: int) -> None:
         """Take the exact design because of the times that were measured in a step."""
-        exact, shared = milliseconds(self.costs.exact), milliseconds(self.costs.shared)
+        exact, shared = self._shown(self.costs.exact), self._shown(self.costs.shared)
         reason = f"a step takes {exact} with all classes, {shared} with {self.least:,} drawn ones"
         self._take(EXACT, self.num_classes, reason, step=step)
 
