@@ -53,7 +53,8 @@ quality: $(BENCH)
 	THP_MEM_ALLOC_ENABLE=1 $(PYTHON) benchmarks/quality.py
 	$(PYTHON) benchmarks/plots.py
 
-# Hundreds of kills, interrupts, full disks and damaged files, thousands of edited states, and the tests that depend on
+# Hundreds of kills, of one process and of one of two, interrupts, full disks and damaged files, thousands of edited
+# states, and the tests that depend on
 # the machine: half an hour.
 soak: $(READY)
 	$(PYTHON) -m tests.soak

@@ -2,13 +2,18 @@
 
 import csv
 import json
+import re
+import signal
+import subprocess
+import time
 
 import pytest
 
 from manyclass.errors import UserError
-from manyclass.training import Ranks
+from manyclass.training import Ranks, load_checkpoint
 from tests.cli.command import FLAGS, options, run
-from tests.cli.launched import together
+from tests.cli.launched import ENVIRONMENT, together, torchrun
+from tests.soak.commands import ROOT
 from tests.tasks import problems
 
 SAME = ("--no-report", "--sampler", "exact", "--evaluated", 50)
@@ -155,6 +160,43 @@ def test_auto_resume_goes_on_where_there_is_a_training(launched):
     _, _, results = launched
     assert [result.code for result in results["auto"]] == [0, 0]
     assert "stopped (epochs) after 36 steps" in results["auto"][0].err
+
+
+def test_an_interrupt_ends_all_processes_with_a_checkpoint(launched):
+    folder, data, _ = launched
+    out = folder / "interrupted"
+    arguments = (
+        "fit",
+        data["features"],
+        "--out",
+        out,
+        *steady("features"),
+        "--epochs",
+        100_000,
+        "--checkpoint-every",
+        0,
+    )
+    agent = subprocess.Popen(
+        torchrun("manyclass", *arguments), cwd=ROOT, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        wait_for(out / "previous.safetensors", agent)
+        agent.send_signal(signal.SIGINT)
+        _, err = agent.communicate(timeout=60)
+    finally:
+        agent.kill()
+    (step,) = re.findall(r"manyclass: interrupted after step ([\d,]+); all of it is saved", err)
+    assert "rank 1" not in err
+    saved = load_checkpoint(out, "newest")[0]["training"]["progress"]["step"]
+    assert saved == int(step.replace(",", ""))
+
+
+def wait_for(path, process):
+    begin = time.monotonic()
+    while not path.exists():
+        assert process.poll() is None
+        assert time.monotonic() - begin < 60
+        time.sleep(0.05)
 
 
 def test_one_rank_alone_needs_no_process_group():

@@ -13,6 +13,7 @@ from tests.soak.full_disk import full_disk
 from tests.soak.interrupts import interrupts
 from tests.soak.kills import kills
 from tests.soak.outcome import Outcome
+from tests.soak.ranks import ranks
 from tests.soak.states import states
 
 PARTS = {
@@ -22,6 +23,7 @@ PARTS = {
     "checkpoints": checkpoints,
     "files": files,
     "states": states,
+    "ranks": ranks,
 }
 
 

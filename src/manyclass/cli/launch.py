@@ -1,6 +1,7 @@
 """The processes that torchrun has started."""
 
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -11,9 +12,12 @@ import click
 from manyclass.errors import UserError
 
 if TYPE_CHECKING:
+    from torch.distributed.distributed_c10d import Store
+
     from manyclass.training import Ranks
 
 F = TypeVar("F", bound=Callable[..., Any])
+
 # In the messages of an exchange that failed, whose exceptions have no type to tell them from others.
 _LOST = ("Connection closed", "Connection reset", "Timed out", "timed out", "Broken pipe", "Socket")
 
@@ -22,11 +26,16 @@ class LostProcessError(UserError):
     """An exchange that another process did not join."""
 
 
+_PORT = "manyclass/port"
+_TRY = timedelta(seconds=2)  # to connect to a port
+
+
 def timeout_option() -> Callable[[F], F]:
     """Return the option of the time that a process waits for others."""
     seconds = click.FloatRange(min=0, min_open=True)
     help = "Under torchrun: seconds after which a process that waits for another one ends with an error."
-    return click.option("--timeout", type=seconds, default=600.0, show_default=True, help=help)
+    option: Callable[[F], F] = click.option("--timeout", type=seconds, default=600.0, show_default=True, help=help)
+    return option
 
 
 def number_of_processes() -> int:
@@ -64,7 +73,14 @@ def all_ranks(device: str | None, timeout: float) -> Iterator["Ranks"]:
     longest = timedelta(seconds=timeout)
     joined = not dist.is_initialized()
     if joined:
-        dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo", timeout=longest)
+        rank = int(os.environ["RANK"])
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo",
+            store=_new_store(rank, longest),
+            rank=rank,
+            world_size=number,
+            timeout=longest,
+        )
     try:
         yield Ranks(dist.get_rank(), dist.get_world_size(), longest)
     except RuntimeError as error:
@@ -75,6 +91,34 @@ def all_ranks(device: str | None, timeout: float) -> Iterator["Ranks"]:
     # Not after an error: it would wait for processes that may have ended.
     if joined:
         dist.destroy_process_group()
+
+
+def _new_store(rank: int, timeout: timedelta) -> "Store":
+    """Return a store of these processes alone.
+
+    torchrun's store outlives them: after a restart it still has the addresses of the processes that have ended, and
+    the first of the new ones would try to connect to them. So the first rank serves a new store, and torchrun's has
+    its port; the port of a process that has ended refuses connections.
+    """
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+    from torch.distributed.rendezvous import rendezvous
+
+    shared, _, _ = next(rendezvous("env://", timeout=timeout))
+    host = os.environ["MASTER_ADDR"]
+    if rank == 0:
+        own = TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=timeout)
+        shared.set(_PORT, str(own.port))
+        return own
+    until = time.monotonic() + timeout.total_seconds()
+    while True:
+        try:
+            own = TCPStore(host, int(shared.get(_PORT)), is_master=False, timeout=_TRY)
+        except RuntimeError:
+            if time.monotonic() > until:
+                raise
+            continue
+        own.set_timeout(timeout)
+        return own
 
 
 def report_failure(message: str) -> None:

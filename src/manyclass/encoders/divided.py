@@ -13,7 +13,7 @@ from manyclass._shard import Shard
 class DividedEmbedding(nn.Module):
     """A lookup of rows that lie on several processes, in place of a sparse nn.Embedding.
 
-    All processes call it together, each with as many ids as it likes. Gradients are row-sparse, and means over
+    All processes call it together, each with its ids, as many as it likes. Gradients are row-sparse, and means over
     processes.
 
     Args:
@@ -66,11 +66,11 @@ class _Scattered(torch.autograd.Function):
         return ctx.shard.gathered(gradient, ctx.sizes), None, None
 
 
-def _wrap(module: Any, state: dict[str, Any], prefix: str, _: object) -> None:
+def _wrap(module: DividedEmbedding, state: dict[str, Any], prefix: str, _: object) -> None:
     if f"{prefix}weight" in state:
         state[f"{prefix}weight"] = module.shard.wrapped(state[f"{prefix}weight"])
 
 
-def _unwrap(module: Any, state: dict[str, Any], prefix: str, *_: object) -> None:
+def _unwrap(module: DividedEmbedding, state: dict[str, Any], prefix: str, *_: object) -> None:
     if f"{prefix}weight" in state:
         state[f"{prefix}weight"] = module.shard.unwrapped(state[f"{prefix}weight"])

@@ -155,8 +155,8 @@ class TriplesTask:
         summary = f"{source.data.name}: {len(ids):,} {split}, each both ways, ranks filtered"
         if unknown:
             summary += f"; {unknown:,} of entities or relations that the model does not know are left out"
-        pairs = both_ways(ids, len(relations))
-        return TripleBatches(pairs, EVALUATION_TRIPLES, known=_known(spec, read), share=share), (summary,)
+        every = both_ways(ids, len(relations))
+        return TripleBatches(every, EVALUATION_TRIPLES, known=_known(spec, read), share=share), (summary,)
 
     def predict_batches(self, spec: ModelSpec, source: Source, *, size: int, seen: bool) -> Iterator[PredictBatch]:
         """Iterate over lines that leave the tail or the head open."""
