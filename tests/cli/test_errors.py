@@ -219,6 +219,6 @@ def test_a_library_that_is_missing_is_named_before_any_work(tmp_path, capsys, mo
 
 def test_a_bug_keeps_its_traceback(trained, tmp_path, monkeypatch):
     _, out, data = trained("features")
-    monkeypatch.setattr("manyclass.tasks.measure", lambda *_: 1 / 0)
+    monkeypatch.setattr("manyclass.tasks.measure", lambda *_, **__: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         run("evaluate", out, data)

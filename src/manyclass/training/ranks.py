@@ -62,7 +62,7 @@ class Ranks:
     def total(self, *values: float) -> list[float]:
         """Return the sum over processes of each number."""
         if not self.are_several:
-            return list(values)
+            return [float(value) for value in values]
         return self.summed(torch.tensor(values, dtype=torch.float64, device="cpu")).tolist()
 
     def summed(self, values: Tensor) -> Tensor:
