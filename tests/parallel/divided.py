@@ -117,7 +117,7 @@ def divided(head, **options):
     """Divide a head among all processes."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     # A rank that waits for one that has failed must not hold up the tests.
-    return shard(head, mesh, **{"timeout": timedelta(seconds=20)} | options)
+    return shard(head, mesh, **{"timeout": timedelta(seconds=60)} | options)
 
 
 def drawn(sampler, seed, shard_of=None):
