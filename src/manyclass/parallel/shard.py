@@ -285,7 +285,7 @@ def _counts(head: ClassHead) -> Iterator[ClassCounts]:
 
 
 def _rows(table: nn.Parameter, part: Shard) -> nn.Parameter:
-    """Return the rows of this process as a parameter; of a table without values, an empty one on the CPU."""
+    """Return the rows of this process as a parameter; of a table without values, an empty one on the mesh's device."""
     rows: Tensor = table.detach()[part.classes]
-    rows = torch.empty_like(rows, device="cpu") if rows.is_meta else rows.clone()
+    rows = torch.empty_like(rows, device=part.device) if rows.is_meta else rows.clone()
     return nn.Parameter(rows, requires_grad=table.requires_grad)
