@@ -22,6 +22,7 @@ from manyclass.kernels.triton.pair_sum import pair_sum_
 from manyclass.kernels.triton.pull_back import pull_back
 from manyclass.kernels.triton.slots import Layout, Operands, Part
 
+MIN_SCORES_OF_SHORT_IDS = 1 << 24  # from which reading ids of 32 bits saves more than the copy takes
 HALF_SCALE = 256.0  # of ∂loss/∂s in float16, whose smallest number is 6e-8
 
 
@@ -71,7 +72,10 @@ class _Loss(torch.autograd.Function):
             for part, part_rows in zip(layout.parts, _by_part(rows, layout), strict=True):
                 out = _columns(scores, part)
                 torch.bmm(_grouped(hidden, part), part_rows.transpose(1, 2), out=out)
-            operands = Operands(hidden, rows, offset, ids[batch:], target_offset, draw.valid)
+            slot_ids = ids[batch:]
+            if scores.numel() >= MIN_SCORES_OF_SHORT_IDS and layout.num_classes <= 1 << 31:
+                slot_ids = slot_ids.to(torch.int32)
+            operands = Operands(hidden, rows, offset, slot_ids, target_offset, draw.valid)
             kernel = log_sum_exp_ if isinstance(form, LogSumExp) else pair_sum_
             loss, target_gradient = kernel(form, scores, operands, layout, scale)  # type: ignore[arg-type]
         ctx.mark_non_differentiable(scores)

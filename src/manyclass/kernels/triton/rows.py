@@ -15,7 +15,8 @@ from manyclass.kernels.triton.sizes import cdiv, next_power_of_2
 
 MAX_DIM = 4096  # of a row that one program holds at once
 COLUMNS = 512  # of a row, where a program may update a part of it
-TILE = 4096  # gradients of a row that are read at once: numbers
+FEW, MANY = 2, 32  # gradients of a row that are read at once: the first ones, and those that follow
+TILE = 8192  # numbers in them, at most
 WARPS = 4
 
 
@@ -114,7 +115,8 @@ class _Launch:
         self.options: dict[str, Any] = {
             "READS_RATE": isinstance(lr, Tensor),
             "STOCHASTIC": seed is not None and table.dtype == torch.bfloat16,
-            "REPEATS": max(1, min(16, TILE // columns)),
+            "FEW": max(1, min(FEW, TILE // columns)),
+            "MANY": max(1, min(MANY, TILE // columns)),
             "COLUMNS": columns,
             "num_warps": WARPS if columns <= COLUMNS else 2 * WARPS,
         }
@@ -128,6 +130,28 @@ def _is_first(ids, position) -> Any:  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
+def _sum(  # type: ignore[no-untyped-def]
+    ids,
+    order,
+    values,
+    position,
+    start,
+    number,
+    dim,
+    column,
+    REPEATS: tl.constexpr,
+) -> Any:
+    """Return the sum [COLUMNS] of those of REPEATS gradients that have the id at a position, and 1 if all have it."""
+    at = start + tl.arange(0, REPEATS)
+    equal = (at < number) & (tl.load(ids + at, mask=at < number, other=-1) == tl.load(ids + position))
+    source = tl.load(order + at, mask=equal, other=0)
+    found = tl.load(
+        values + source[:, None] * dim + column[None, :], mask=equal[:, None] & (column < dim)[None, :], other=0.0
+    )
+    return tl.sum(found.to(tl.float32), 0), tl.where(tl.sum(equal.to(tl.int32), 0) == REPEATS, 1, 0)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
 def _gradient(  # type: ignore[no-untyped-def]
     ids,
     order,
@@ -136,24 +160,17 @@ def _gradient(  # type: ignore[no-untyped-def]
     number,
     dim,
     column,
-    REPEATS: tl.constexpr,
-    COLUMNS: tl.constexpr,
+    FEW: tl.constexpr,
+    MANY: tl.constexpr,
 ) -> Any:
     """Return the sum [COLUMNS] of the gradients of the id at a position, which are neighbours from there on."""
-    here = tl.load(ids + position)
-    total = tl.zeros([COLUMNS], tl.float32)
-    start = position
-    more = 1
+    # Most rows have few gradients; the most frequent class of a batch may have hundreds, which are read many at once.
+    total, more = _sum(ids, order, values, position, position, number, dim, column, FEW)
+    start = position + FEW
     while more > 0:
-        at = start + tl.arange(0, REPEATS)
-        equal = (at < number) & (tl.load(ids + at, mask=at < number, other=-1) == here)
-        source = tl.load(order + at, mask=equal, other=0)
-        found = tl.load(
-            values + source[:, None] * dim + column[None, :], mask=equal[:, None] & (column < dim)[None, :], other=0.0
-        )
-        total += tl.sum(found.to(tl.float32), 0)
-        more = tl.where(tl.sum(equal.to(tl.int32), 0) == REPEATS, 1, 0)
-        start += REPEATS
+        part, more = _sum(ids, order, values, position, start, number, dim, column, MANY)
+        total += part
+        start += MANY
     return total
 
 
@@ -199,7 +216,8 @@ def _sgd(  # type: ignore[no-untyped-def]
     seed,
     READS_RATE: tl.constexpr,
     STOCHASTIC: tl.constexpr,
-    REPEATS: tl.constexpr,
+    FEW: tl.constexpr,
+    MANY: tl.constexpr,
     COLUMNS: tl.constexpr,
 ) -> Any:
     position = tl.program_id(0)
@@ -209,7 +227,7 @@ def _sgd(  # type: ignore[no-untyped-def]
         rate = lr
         if READS_RATE:
             rate = tl.load(lr).to(tl.float32)
-        gradient = _gradient(ids, order, values, position, number, dim, column, REPEATS, COLUMNS)
+        gradient = _gradient(ids, order, values, position, number, dim, column, FEW, MANY)
         at = tl.load(ids + position).to(tl.int64) * dim + column
         row = tl.load(table + at, mask=inside, other=0.0).to(tl.float32) - rate * gradient
         _put(table, at, inside, row, seed, position, column, COLUMNS, STOCHASTIC)
@@ -230,7 +248,8 @@ def _adagrad(  # type: ignore[no-untyped-def]
     BY_ROW: tl.constexpr,
     READS_RATE: tl.constexpr,
     STOCHASTIC: tl.constexpr,
-    REPEATS: tl.constexpr,
+    FEW: tl.constexpr,
+    MANY: tl.constexpr,
     COLUMNS: tl.constexpr,
 ) -> Any:
     position = tl.program_id(0)
@@ -240,7 +259,7 @@ def _adagrad(  # type: ignore[no-untyped-def]
         rate = lr
         if READS_RATE:
             rate = tl.load(lr).to(tl.float32)
-        gradient = _gradient(ids, order, values, position, number, dim, column, REPEATS, COLUMNS)
+        gradient = _gradient(ids, order, values, position, number, dim, column, FEW, MANY)
         here = tl.load(ids + position).to(tl.int64)
         at = here * dim + column
         if BY_ROW:
@@ -274,7 +293,8 @@ def _adam(  # type: ignore[no-untyped-def]
     eps,
     READS_RATE: tl.constexpr,
     STOCHASTIC: tl.constexpr,
-    REPEATS: tl.constexpr,
+    FEW: tl.constexpr,
+    MANY: tl.constexpr,
     COLUMNS: tl.constexpr,
 ) -> Any:
     position = tl.program_id(0)
@@ -284,7 +304,7 @@ def _adam(  # type: ignore[no-untyped-def]
         rate = lr
         if READS_RATE:
             rate = tl.load(lr).to(tl.float32)
-        gradient = _gradient(ids, order, values, position, number, dim, column, REPEATS, COLUMNS)
+        gradient = _gradient(ids, order, values, position, number, dim, column, FEW, MANY)
         here = tl.load(ids + position).to(tl.int64)
         at = here * dim + column
         step = tl.load(steps + here) + 1.0

@@ -12,7 +12,8 @@ from torch import Tensor
 from manyclass.candidates import Block, Candidates
 from manyclass.kernels.triton.sizes import next_power_of_2
 
-ROWS, MAX_COLUMNS = 4, 512  # of a tile of scores
+TILE = 2048  # scores that a program holds at once: of as many columns as there are, and then of more rows
+MIN_COLUMNS, MAX_ROWS = 128, 4
 ELEMENTS_PER_WARP = 512
 MAX_PARTS = 3  # a block of explicit classes, a draw, and included classes
 MAX_COMPARED = 16  # exclusions per example that a kernel compares with every slot; more come as a mask
@@ -130,7 +131,7 @@ class Operands:
         hidden: [rows, D], in the order of the groups.
         target_rows: [B, D], by example.
         offset: float32 or float64 [Σ G·K], what is added to the products of the slots; -inf: empty.
-        ids: int64 [Σ G·K], the classes of the slots.
+        ids: int32 or int64 [Σ G·K], the classes of the slots.
         target_offset: [B], what is added to the products of the targets; None: nothing.
         valid: bool [B], False for ignored examples, whose loss and gradient are 0; None: there are none.
     """
@@ -159,8 +160,9 @@ class Operands:
 
 def tile(k: int) -> dict[str, int]:
     """Return the rows and columns of the tiles of scores that a kernel works on, and its warps, for k slots."""
-    columns = max(128, min(MAX_COLUMNS, next_power_of_2(k)))
-    return {"ROWS": ROWS, "COLUMNS": columns, "num_warps": max(1, ROWS * columns // ELEMENTS_PER_WARP)}
+    columns = max(MIN_COLUMNS, min(TILE, next_power_of_2(k)))
+    rows = min(MAX_ROWS, TILE // columns)
+    return {"ROWS": rows, "COLUMNS": columns, "num_warps": max(1, rows * columns // ELEMENTS_PER_WARP)}
 
 
 def _sorted(block: Block, order: Tensor | None, batch: int) -> Block:
@@ -273,6 +275,6 @@ def slot_scores(  # type: ignore[no-untyped-def]
         if num_excluded > 0:
             found = tl.load(ids + slot, mask=known, other=-1)
             for e in range(num_excluded):
-                other = tl.load(excluded + example * num_excluded + e, mask=present, other=-2)
+                other = tl.load(excluded + example * num_excluded + e, mask=present, other=-2).to(found.dtype)
                 empty = empty | (found == other[:, None])
     return tl.where(empty, float("-inf"), s + added)
