@@ -55,6 +55,18 @@ def test_a_sampler_gives_a_row_of_the_draws(name):
     assert row["slots"] >= 1000
 
 
+def test_a_training_on_one_process_and_on_two_gives_a_row_for_each_epoch(tmp_path):
+    (tmp_path / "text.txt").write_text("a b c d e f g h\n" * 200)
+    out, options = tmp_path / "processes.csv", "--dim 8 --batch-size 8 --length 8"
+    given = ("--data", tmp_path / "text.txt", "--epochs", 2, "--options", options, "--out", out)
+    assert run("benchmarks/processes.py", *given).count("held-out loss") == 4
+    with out.open() as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["ranks"], row["epoch"]) for row in rows] == [("1", "1"), ("1", "2"), ("2", "1"), ("2", "2")]
+    assert [len(row["peak_gib_by_rank"].split()) for row in rows] == [1, 1, 2, 2]
+    assert float(rows[1]["held_out_loss"]) < float(rows[0]["held_out_loss"])
+
+
 def test_the_stored_results_of_the_draws_are_complete():
     with (ROOT / "benchmarks" / "results" / "draws.csv").open() as file:
         rows = list(csv.DictReader(file))

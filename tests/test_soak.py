@@ -11,7 +11,7 @@ STATES_SHARE = 0.02
 
 # Parts that compare with an uninterrupted training run together, since that training takes a while.
 @pytest.mark.parametrize(
-    "parts", [("kills", "interrupts", "full-disk"), ("checkpoints",), ("files",), ("ranks",)], ids="+".join
+    "parts", [("kills", "interrupts", "full-disk"), ("checkpoints",), ("files",), ("ranks",), ("nodes",)], ids="+".join
 )
 def test_nothing_is_lost(tmp_path, parts):
     for name, (outcome, _) in soak(tmp_path, parts, SHARE, seed=0).items():
@@ -33,4 +33,4 @@ def test_no_edited_state_crashes_hangs_or_takes_much_memory(tmp_path, files):
 
 
 def test_every_part_is_tested():
-    assert set(PARTS) == {"kills", "interrupts", "full-disk", "checkpoints", "files", "states", "ranks"}
+    assert set(PARTS) == {"kills", "interrupts", "full-disk", "checkpoints", "files", "states", "ranks", "nodes"}

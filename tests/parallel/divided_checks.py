@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from manyclass import ClassCounts, ClassHead, HierarchicalHead, ScorerHead, diagnose, optim
 from manyclass.objectives import BlackOut
-from manyclass.parallel import load_checkpoint, prepare, save_checkpoint, shard
+from manyclass.parallel import load_checkpoint, prepare, save_checkpoint, save_weights, shard
 from manyclass.samplers import Bernoulli, InBatch, Learned, Systematic, Tailored
 from tests.parallel.divided import (
     CASES,
@@ -332,6 +332,15 @@ def saved(rank, folder, ranks_before):
     found["default"] = {name: whole_of(value) for name, value in head.state_dict().items()}
     dist.barrier()
     return found
+
+
+def weights_saved(rank, folder):
+    """Save the weights of a model with a divided head, some of whose ranks have no class; return the encoder's."""
+    torch.manual_seed(0)
+    head = divided(ClassHead(D, FEW, sampler=Systematic(weights(FEW), 3), dtype=torch.float64))
+    model = Model(head)
+    save_weights(folder / "model.safetensors", model)
+    return {name: whole_of(value) for name, value in model.state_dict().items()}
 
 
 SAVED = {

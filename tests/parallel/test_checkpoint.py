@@ -4,9 +4,10 @@ import functools
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from manyclass import ClassHead
-from manyclass.parallel import load_checkpoint, save_checkpoint
+from manyclass.parallel import load_checkpoint, save_checkpoint, save_weights
 from tests.parallel import divided_checks as checks
 from tests.parallel.divided import C, D, automatic, make, weights
 from tests.parallel.processes import call_together
@@ -87,3 +88,24 @@ def test_a_folder_without_a_complete_checkpoint_is_refused(tmp_path):
     save_checkpoint(tmp_path / "newest", {"head": parts["head"]})
     with pytest.raises(ValueError, match=r"`parts` must be among those saved in .*, got 'optimizer'"):
         load_checkpoint(tmp_path / "newest", parts)
+
+
+def test_the_weights_of_all_processes_are_one_file_of_whole_tables(tmp_path):
+    # 4 processes: one of them has no class.
+    expected = call_together(functools.partial(checks.weights_saved, folder=tmp_path), tmp_path, 4)[0]
+    found = load_file(tmp_path / "model.safetensors")
+    names = {"encoder.weight", "encoder.bias", "head.weight", "head.bias"}
+    assert found.keys() == names
+    assert_equal(found, {name: expected[name] for name in names})
+    assert not list(tmp_path.glob("*partial*"))
+
+
+def test_weights_of_one_process_replace_those_of_another_file(tmp_path):
+    path = tmp_path / "new" / "weights.safetensors"
+    head = make("systematic")
+    for _ in range(2):
+        save_weights(path, head)
+        assert_equal(load_file(path), {"weight": head.weight.detach(), "bias": head.bias.detach()})
+        with torch.no_grad():
+            head.weight.add_(1)
+    assert [found.name for found in path.parent.iterdir()] == ["weights.safetensors"]

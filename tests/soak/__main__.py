@@ -12,6 +12,7 @@ from tests.soak.files import files
 from tests.soak.full_disk import full_disk
 from tests.soak.interrupts import interrupts
 from tests.soak.kills import kills
+from tests.soak.nodes import nodes
 from tests.soak.outcome import Outcome
 from tests.soak.ranks import ranks
 from tests.soak.states import states
@@ -24,6 +25,7 @@ PARTS = {
     "files": files,
     "states": states,
     "ranks": ranks,
+    "nodes": nodes,
 }
 
 

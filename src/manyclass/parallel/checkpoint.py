@@ -11,8 +11,9 @@ from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save, save
@@ -140,6 +141,35 @@ def load_checkpoint(folder: Path | str, parts: Mapping[str, Stateful]) -> None:
         if isinstance(part, Optimizer):
             state[name]["state"] = {int(number): found for number, found in state[name]["state"].items()}
         part.load_state_dict(state[name])
+
+
+def save_weights(path: Path | str, model: nn.Module) -> None:
+    """Save all parameters of a model as one safetensors file, from all processes together.
+
+    For programs that know nothing of processes: the tables in the file have a row for each class. Each process writes
+    its rows, and the first one copies them into the file, so that no process holds a whole table in memory. The file
+    appears under its name when all of it is written.
+
+    Args:
+        path: the file, the same on all processes.
+        model: the model, the same on all processes.
+    """
+    path = Path(path)
+    partial = path.with_name(f"{path.name}.partial")
+    if _is_first():
+        shutil.rmtree(partial, ignore_errors=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
+    _barrier()
+    names = {name for name, _ in model.named_parameters()}
+    state = {name: value for name, value in model.state_dict().items() if name in names}
+    writer = HuggingFaceStorageWriter(str(partial), save_distributed=True, enable_consolidation=True)
+    with _quiet():
+        save(state, storage_writer=writer, no_dist=not dist.is_initialized())
+    if _is_first():
+        (written,) = partial.glob("*.safetensors")
+        os.replace(written, path)
+        shutil.rmtree(partial)
+    _barrier()
 
 
 def _state_of(part: Stateful) -> dict[str, Any]:
