@@ -77,7 +77,7 @@ MAY_IMPORT = {
     },
     "registry": {"_check", "counts", "defaults", "samplers", "objectives", "heads", "optim"},
     "encoders": {"_check", "_ranks", "_shard"},
-    "parallel": {"_context", "_ranks", "_shard", "counts", "heads", "samplers"},
+    "parallel": {"_context", "_ranks", "_shard", "counts", "heads", "optim", "samplers"},
     "inference": {"_check", "_context", "_shard", "_faiss", "candidates", "heads", "kernels", "kmeans", "samplers"},
     "report": {"storage"},
     "data": {"_check", "defaults", "errors", "storage"},

@@ -35,7 +35,8 @@ def test_every_objective_is_in_the_table():
 
 def test_every_optimiser_is_in_the_table():
     parameter = torch.nn.Parameter(torch.ones(2))
-    assert public_classes(optim) == {type(ours([parameter])).__name__ for ours, _ in OPTIMISERS.values()}
+    # Chained is made of others, and has tests of its own.
+    assert public_classes(optim) - {"Chained"} == {type(ours([parameter])).__name__ for ours, _ in OPTIMISERS.values()}
 
 
 def test_the_public_classes_are_as_documented():

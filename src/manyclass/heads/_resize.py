@@ -28,8 +28,11 @@ def resize_rows(parameter: nn.Parameter, new_rows: Tensor, num_rows: int) -> Non
 def resize_state(optimizer: torch.optim.Optimizer, parameter: nn.Parameter, old_rows: int) -> None:
     """Resize the optimiser's per-row state to the present number of rows of the parameter.
 
-    The state of new rows is 0, unless the optimiser initialises it differently.
+    The state of new rows is 0, unless the optimiser initialises it differently. Of `Chained`, one of its optimisers has
+    the parameter.
     """
+    for part in getattr(optimizer, "optimizers", ()):
+        resize_state(part, parameter, old_rows)
     if isinstance(optimizer, RowOptimizer):
         optimizer.resize_rows(parameter, old_rows)
         return

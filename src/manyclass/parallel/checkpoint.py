@@ -20,6 +20,7 @@ from torch.distributed.checkpoint.state_dict_saver import async_save, save
 from torch.optim import Optimizer
 
 from manyclass._shard import Shard
+from manyclass.optim import Chained
 
 # All processes at the time, and the group of saves on a thread.
 _groups: list[Any] = []
@@ -57,7 +58,7 @@ def save_checkpoint(folder: Path | str, parts: Mapping[str, Stateful], *, wait: 
     """
     folder = Path(folder)
     partial = folder.with_name(f"{folder.name}.partial")
-    state = {name: _state_of(part) for name, part in parts.items()}
+    state = {name: _state_of(part) for name, part in _each(parts).items()}
     if _is_first():
         shutil.rmtree(partial, ignore_errors=True)
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -114,7 +115,7 @@ def load_checkpoint(folder: Path | str, parts: Mapping[str, Stateful]) -> None:
     if not (folder / ".metadata").exists():
         raise FileNotFoundError(f"`folder` must hold a complete checkpoint, got {folder}")
     reader = FileSystemReader(folder)
-    metadata = reader.read_metadata()
+    metadata, parts = reader.read_metadata(), _each(parts)
     paths: dict[str, tuple[Any, ...]] = metadata.planner_data
     state = {name: _state_of(part) for name, part in parts.items()}
     for name, part in parts.items():
@@ -170,6 +171,15 @@ def save_weights(path: Path | str, model: nn.Module) -> None:
         os.replace(written, path)
         shutil.rmtree(partial)
     _barrier()
+
+
+def _each(parts: Mapping[str, Stateful]) -> dict[str, Stateful]:
+    """Return the parts with the optimisers of a `Chained` as parts of their own."""
+    return {
+        f"{name}.{child}" if child else name: found
+        for name, part in parts.items()
+        for child, found in (part.children() if isinstance(part, Chained) else {"": part}).items()
+    }
 
 
 def _state_of(part: Stateful) -> dict[str, Any]:
