@@ -1,7 +1,7 @@
 """Checks of user input: one place for the wording of errors and for the flag that controls expensive checks.
 
 Shapes, dtypes and devices are always checked. Checks of values synchronise with a GPU, so by default they run on the
-CPU only, and never while a graph is compiled; `check_values` changes that.
+CPU only, and never while a graph is compiled or a step is recorded; `check_values` changes that.
 """
 
 import math
@@ -10,6 +10,8 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+
+from manyclass._recording import is_recorded
 
 _values_checked: bool | None = None
 
@@ -30,7 +32,7 @@ def check_values(enabled: bool | None) -> None:
 
 def reads_values(tensor: Tensor) -> bool:
     """Return True if the values of `tensor` may be checked now."""
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or is_recorded():
         return False
     return tensor.device.type == "cpu" if _values_checked is None else _values_checked
 

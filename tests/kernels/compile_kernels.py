@@ -178,7 +178,7 @@ def combs():
         found = Comb.of(given, 32, order=order)
         for offsets in (1, found.teeth):
             offset = torch.rand(3, offsets, dtype=torch.float64)
-            comb(found.table.gpu_table(), offset, found._unit, found.teeth, found.certain)
+            comb(found.table.gpu_table(), offset, found.numbers, len(found.certain) + found.teeth, found.certain)
 
 
 def targets():

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from manyclass import _ranks
 from manyclass._context import fork_rng, is_transformed
 from manyclass._handle import Handle, owner_of
+from manyclass._recording import is_recorded, present
 from manyclass.candidates import Block, Candidates
 from manyclass.heads._probe import (
     ProbedHead,
@@ -36,6 +37,9 @@ _clock = torch.zeros((), dtype=torch.int64, device="cpu")
 
 class LearningHead(ProbedHead, Protocol):
     """A head whose sampler follows its training steps."""
+
+    @property
+    def training(self) -> bool: ...
 
     @property
     def handle(self) -> Handle:
@@ -112,8 +116,9 @@ def advance(head: LearningHead, examples: Examples | None = None) -> None:
     """
     if torch.compiler.is_compiling():
         advance_sampler(_clock, head.handle.number)
-    # Ranks may accumulate over different numbers of passes, so only the pass that exchanges gradients is a step.
-    elif not _ranks.accumulates():
+    # Ranks may accumulate over different numbers of passes, so only the pass that exchanges gradients is a step. A step
+    # that is recorded has been counted already.
+    elif not _ranks.accumulates() and not is_recorded():
         _attach_current(head)
         head.sampler.advance()
         # An objective without Z̃ has no error to decide by.
@@ -145,7 +150,8 @@ def observe(
     if not torch.compiler.is_compiling():
         if not _ranks.accumulates():
             with torch.no_grad():
-                probe_step(head, [probe_of(head), *head.extra_probes], examples, candidates, loss)
+                if not is_recorded():
+                    probe_step(head, [probe_of(head), *head.extra_probes], examples, candidates, loss)
                 if head.sampler.learns:
                     head.sampler.observe(_observation(head, examples, candidates, loss, probability))
         return
@@ -171,11 +177,18 @@ def observe(
     )
 
 
-@torch.library.custom_op("manyclass::advance_sampler", mutates_args={"clock"})
+# A CUDA graph would replay the kernels of these operators without their Python.
+_TAGS = (torch.Tag.cudagraph_unsafe,)
+
+
+@torch.library.custom_op("manyclass::advance_sampler", mutates_args={"clock"}, tags=_TAGS)
 def advance_sampler(clock: Tensor, handle: int) -> None:
     """Advance the sampler of the head with this handle."""
     clock.add_(1)
-    advance(owner_of(handle))
+    head = owner_of(handle)
+    if (recording := present()) is not None:
+        recording.add_head(head, compiled=True)
+    advance(head)
 
 
 @advance_sampler.register_fake
@@ -183,7 +196,7 @@ def _(clock: Tensor, handle: int) -> None:
     pass
 
 
-@torch.library.custom_op("manyclass::show_sampler", mutates_args={"clock"})
+@torch.library.custom_op("manyclass::show_sampler", mutates_args={"clock"}, tags=_TAGS)
 def show_sampler(
     clock: Tensor,
     handle: int,

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from manyclass import _check, _ranks
 from manyclass._context import is_checkpointed, is_functional, is_in_backward
+from manyclass._recording import present
 from manyclass.candidates import Candidates
 from manyclass.defaults import IGNORE_INDEX
 from manyclass.forms import transformed
@@ -25,9 +26,6 @@ OBSERVED_EXAMPLES = 256  # at most, in an observation: all of a large batch woul
 
 class SampledHead(LearningHead, Protocol):
     """A head whose loss combines a sampler and an objective, and which can also compute the exact loss."""
-
-    @property
-    def training(self) -> bool: ...
 
     @property
     def tables(self) -> Mapping[str, Tensor | None]:
@@ -199,6 +197,9 @@ def _losses(head: SampledHead, examples: Examples, generator: torch.Generator | 
     if examples.log_z is not None and not objective.normalised:
         raise ValueError(f"`log_z` must be None for {objective!r}, which has no z, got a tensor")
     # A checkpoint calls the head twice a step. The sampler must learn once, and draw the same candidates again.
+    if not torch.compiler.is_compiling() and (recording := present()) is not None:
+        recording.add_head(head, compiled=False)
+        recording.add_generator(generator)
     eager = torch.is_grad_enabled() and not torch.compiler.is_compiling()
     recomputed, checkpointed = eager and is_in_backward(), eager and is_checkpointed()
     if generator is not None and (recomputed or checkpointed):

@@ -14,6 +14,7 @@ from manyclass.samplers._sampler import has_rebuilds as has_rebuilds
 from manyclass.samplers._sampler import no_learning as no_learning
 from manyclass.samplers._sampler import no_schedule as no_schedule
 from manyclass.samplers._sampler import no_vectors as no_vectors
+from manyclass.samplers._sampler import replayable as replayable
 from manyclass.samplers.automatic import Automatic as Automatic
 from manyclass.samplers.bernoulli import Bernoulli as Bernoulli
 from manyclass.samplers.budget import TOO_HIGH as TOO_HIGH

@@ -58,6 +58,9 @@ class Comb:
         # For compiled graphs, in which numbers would be constants: a rebuild changes all of them.
         self._tooth = torch.arange(first, end, dtype=torch.float64, device=mass.device)
         self._unit = torch.tensor(self.spacing, dtype=torch.float64, device=mass.device)
+        # The same and the number of certain classes, for a kernel: with these in its block, and without them.
+        numbers = [[self.spacing, len(certain)], [self.spacing, 0]]
+        self._spacing = torch.tensor(numbers, dtype=torch.float64, device=mass.device)
         self._total = torch.tensor(self.total, dtype=torch.float64, device=mass.device)
         self._number_of_teeth = teeth
 
@@ -106,6 +109,11 @@ class Comb:
         return self.table.line
 
     @property
+    def numbers(self) -> Tensor:
+        """float64 [2]: the spacing of the teeth, 0 if there are none, and the number of certain classes."""
+        return self._spacing[0]
+
+    @property
     def device(self) -> torch.device:
         """The device of its tensors."""
         return self.table.device
@@ -114,7 +122,8 @@ class Comb:
         """Return the same comb on a device."""
         moved = copy.copy(self)
         moved.table, moved.certain = self.table.to(device), self.certain.to(device)
-        moved._tooth, moved._unit, moved._total = (x.to(device) for x in (self._tooth, self._unit, self._total))
+        for name in ("_tooth", "_unit", "_spacing", "_total"):
+            setattr(moved, name, getattr(self, name).to(device))
         return moved
 
     def arranged(self, order: Tensor) -> "Comb":
@@ -134,8 +143,9 @@ class Comb:
             from manyclass.kernels.triton import comb as gpu
 
             # Classes that are certain are in one block with the others if the whole batch shares them.
-            certain = self.certain if groups == 1 else self.certain[:0]
-            block = Block(*gpu.comb(self.table.gpu_table(), offset, self._unit, self.teeth, certain))
+            shared = groups == 1
+            certain, spacing = (self.certain, self.numbers) if shared else (self.certain[:0], self._spacing[1])
+            block = Block(*gpu.comb(self.table.gpu_table(), offset, spacing, len(certain) + self.teeth, certain))
             return (block,) if groups == 1 else put_in_front(self.certain, block)
         ids, mass = self.table.locate((offset + self._tooth).mul_(self._unit))
         return put_in_front(self.certain, Block(ids, self._log_spacing() - mass.log_()))

@@ -125,9 +125,23 @@ class ClassOrder(nn.Module):
     def _num_clusters(self) -> int:
         return min(MAX_CLUSTERS, math.isqrt(self.num_classes)) if self.rule == "cluster" else 0
 
+    @property
+    def is_stale(self) -> bool:
+        """True if `build_if_stale` would cluster newly attached class vectors."""
+        return self._stale and bool(self.vectors)
+
+    def is_settled(self, steps: int) -> bool:
+        """Return True if none of the next training steps changes the order after the advance of the first."""
+        if self.is_stale:
+            return False
+        if not self.vectors:
+            return True
+        last = self.steps_per_pass
+        return all((self._count + i) % last != last - 1 for i in range(1, steps))
+
     def build_if_stale(self) -> bool:
         """Cluster newly attached class vectors. Return True if that changed the order."""
-        if is_transformed() or not self._stale or not self.vectors:
+        if is_transformed() or not self.is_stale:
             return False
         with isolated():
             self.fit_centroids()

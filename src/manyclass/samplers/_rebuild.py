@@ -82,6 +82,11 @@ class BackgroundRebuild(Generic[M]):
                 self._dropped = None
         return current
 
+    def is_settled(self, every: int, steps: int) -> bool:
+        """Return True if none of the next steps but the first starts a build or takes up its result."""
+        later = range(self.steps + 2, self.steps + steps + 1)
+        return not any(step % every in (0, lag(every) % every) for step in later)
+
     def drop(self) -> None:
         """Discard the build in progress."""
         self._dropped = self._running or self._dropped

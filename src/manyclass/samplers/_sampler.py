@@ -184,6 +184,30 @@ class AdjustableSampler(Sampler, Protocol):
         ...
 
 
+class ReplayableSampler(Sampler, Protocol):
+    """A sampler whose draw can be recorded once and replayed by a GPU.
+
+    A replay repeats the work of the device in `draw` and `observe`, and none of the Python; `advance` is called before
+    each replay.
+    """
+
+    def is_settled(self, draws: int) -> bool:
+        """Return True if the next training steps would measure, build and decide nothing after the first `advance`.
+
+        Args:
+            draws: the number of them, all in one recorded step.
+        """
+        ...
+
+    def pinned(self, *, compiled: bool) -> tuple[object, ...]:
+        """Return the objects that a recorded draw reads, up to date; another one calls for another recording.
+
+        Args:
+            compiled: whether the draw is part of a compiled graph.
+        """
+        ...
+
+
 @runtime_checkable
 class DecidingSampler(Sampler, Protocol):
     """A sampler that changes its design when the error of log Z̃ calls for it."""
@@ -228,6 +252,18 @@ def divide(sampler: Sampler, shard: Shard) -> None:
             f"Systematic, Tailored or WithExplicit, got {type(sampler).__name__}"
         )
     sampler.divide(shard)
+
+
+def replayable(sampler: Sampler) -> ReplayableSampler:
+    """Return a sampler as one whose draw can be replayed.
+
+    Raises:
+        TypeError: its draw depends on Python in each step.
+    """
+    # Not isinstance: a protocol with properties would evaluate them.
+    if not hasattr(sampler, "pinned"):
+        raise TypeError(f"`sampler` must be one whose draw can be replayed, got {type(sampler).__name__}")
+    return sampler  # type: ignore[return-value]
 
 
 def has_rebuilds(sampler: Sampler) -> bool:
@@ -285,6 +321,11 @@ def draw_including(
 
 def no_vectors(self: Sampler, weight: Tensor, bias: Tensor | None = None) -> None:
     """Ignore the class vectors: the `attach` of designs that do not depend on them."""
+
+
+def always_settled(self: Sampler, draws: int) -> bool:
+    """Return True: the `is_settled` of designs that never measure, build or decide."""
+    return True
 
 
 def no_schedule(self: Sampler) -> None:

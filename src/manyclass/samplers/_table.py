@@ -82,7 +82,7 @@ class MassTable:
         self._ids: Tensor | None = None
         self._cpu_table: cpu.SearchTable | None = None
         self.total = float(cumulative[-1])
-        stretches = -(-n // CLASSES_PER_STRETCH)
+        stretches = self.stretches_of(n)
         self._scale = stretches / self.total if n else 0.0
         self._widest: int = 0
         self._steps: tuple[int, ...] = ()
@@ -180,11 +180,24 @@ class MassTable:
             self._cpu_table = cpu.SearchTable(*tensors, self._scale, self._widest, self._guide, self._ids)
         return self._cpu_table
 
+    def search_tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor]:
+        """Return the sums, intercepts, slopes, guide and ids of a search, and its two constants."""
+        return self._cumulative, self._intercept, self._slope, self._guide, self._ids, self._numbers
+
+    def places(self) -> tuple[Tensor | None, Tensor]:
+        """Return the place of each class on the line, None: by id, and the places of classes of mass 0, ascending."""
+        return self._place, self._zero
+
+    @staticmethod
+    def stretches_of(classes: int) -> int:
+        """Return the number of stretches of a line with this number of classes."""
+        return -(-classes // CLASSES_PER_STRETCH)
+
     def gpu_table(self) -> "gpu.SearchTable":
         """Return the table for Triton's kernels. It is not kept: a copy of it could not be loaded without Triton."""
         from manyclass.kernels.triton import comb as gpu
 
-        return gpu.SearchTable(self._cumulative, self._intercept, self._slope, self._guide, self._ids, self._numbers)
+        return gpu.SearchTable(*self.search_tensors())
 
     def _locate(self, position: Tensor) -> tuple[Tensor, Tensor]:
         """Return the same as `locate`: the eager reference."""

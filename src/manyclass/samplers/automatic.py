@@ -15,7 +15,7 @@ from manyclass._shard import Shard
 from manyclass.candidates import Candidates
 from manyclass.counts import ClassCounts
 from manyclass.kernels import EXACT_WAYS
-from manyclass.samplers._sampler import Observation, StepClock, checked_draw
+from manyclass.samplers._sampler import Observation, StepClock, checked_draw, replayable
 from manyclass.samplers.budget import TOO_HIGH, TOO_LOW
 from manyclass.samplers.costs import EXACT, SHARED, TAILORED, Costs, checked_costs, milliseconds
 from manyclass.samplers.error_probe import POOLED_PROBES, STATE_LENGTH, WARNED_ERROR, ErrorProbe
@@ -188,6 +188,18 @@ class Automatic(nn.Module):
         elif self._review_is_due():
             self._probes_at_review = self.probe.number
             self._review(observation)
+
+    def is_settled(self, draws: int) -> bool:
+        """Return True unless the next step takes another design, measures times, looks at the error or is tailored."""
+        if self._next is not None or self._has_begun or math.isnan(self.costs.exact):
+            return False
+        if self.design != EXACT if self._exact_is_cheapest() else self._review_is_due():
+            return False
+        return hasattr(self.live, "pinned") and replayable(self.live).is_settled(draws)
+
+    def pinned(self, *, compiled: bool) -> tuple[object, ...]:
+        """Return the design, and what it pins."""
+        return self.design, *replayable(self.live).pinned(compiled=compiled)
 
     def _review_is_due(self) -> bool:
         error = self.probe.error

@@ -11,7 +11,15 @@ from manyclass._plain_state import load_state, move_state, save_state, saved_vec
 from manyclass.candidates import Block, Candidates, join
 from manyclass.counts import ClassCounts, exponent
 from manyclass.samplers._inclusion import inclusion_probabilities
-from manyclass.samplers._sampler import check_group_size, checked_draw, no_learning, no_schedule, no_vectors, num_groups
+from manyclass.samplers._sampler import (
+    always_settled,
+    check_group_size,
+    checked_draw,
+    no_learning,
+    no_schedule,
+    no_vectors,
+    num_groups,
+)
 from manyclass.samplers._source import WeightSource
 from manyclass.samplers._table import MassTable
 
@@ -201,6 +209,12 @@ class Bernoulli(nn.Module):
             place = torch.searchsorted(self._likely, ids).clamp_(max=len(self._likely) - 1)
             b = torch.where(self._likely[place] == ids, self._likely_b[place], b)
         return -b.log()
+
+    is_settled = always_settled
+
+    def pinned(self, *, compiled: bool) -> tuple[object, ...]:
+        """Return the tables, which a recorded draw reads."""
+        return self.table, self._likely, self._likely_b
 
     def without(self, ids: Tensor) -> "Bernoulli":
         """Return the same design over all classes but these, which are summed elsewhere."""

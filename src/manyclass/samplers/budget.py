@@ -11,7 +11,7 @@ from manyclass import _check, defaults
 from manyclass._plain_state import load_state, move_state, save_state, saved_vector
 from manyclass._shard import Shard
 from manyclass.candidates import Candidates
-from manyclass.samplers._sampler import AdjustableSampler, Observation, StepClock, checked_draw, divide
+from manyclass.samplers._sampler import AdjustableSampler, Observation, StepClock, checked_draw, divide, replayable
 from manyclass.samplers.error_probe import POOLED_PROBES, STATE_LENGTH, ErrorProbe
 
 log = logging.getLogger("manyclass")
@@ -127,6 +127,14 @@ class Budget(nn.Module):
         )
         log.info(self.decisions[-1])
         self.probe.restart_pool()
+
+    def is_settled(self, draws: int) -> bool:
+        """Return True if the inner sampler is settled: this one decides in the first advance after a probe."""
+        return replayable(self.sampler).is_settled(draws)
+
+    def pinned(self, *, compiled: bool) -> tuple[object, ...]:
+        """Return what the inner sampler pins."""
+        return replayable(self.sampler).pinned(compiled=compiled)
 
     def refresh(self) -> None:
         """Rebuild the inner sampler from its counts."""

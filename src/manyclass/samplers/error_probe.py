@@ -68,6 +68,10 @@ class ErrorProbe:
         self.steps += 1
         return self.steps >= self.next_step
 
+    def is_due(self, steps: int) -> bool:
+        """Return True if a probe is due in one of the next training steps."""
+        return self.steps + steps >= self.next_step
+
     def postpones(self, interval: int) -> bool:
         """Return True if the first probe would cost too much after so few steps, and schedule it for later.
 

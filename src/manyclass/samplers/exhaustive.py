@@ -7,7 +7,7 @@ from manyclass import _check
 from manyclass._shard import Shard
 from manyclass.candidates import Block, Candidates
 from manyclass.kernels import EXACT_WAYS
-from manyclass.samplers._sampler import checked_draw, no_learning, no_schedule, no_vectors
+from manyclass.samplers._sampler import always_settled, checked_draw, no_learning, no_schedule, no_vectors
 
 
 class Exhaustive(nn.Module):
@@ -36,6 +36,12 @@ class Exhaustive(nn.Module):
             _check.choice("way", way, EXACT_WAYS)
         self.way = way
         self.shard: Shard | None = None
+
+    is_settled = always_settled
+
+    def pinned(self, *, compiled: bool) -> tuple[object, ...]:
+        """Return the constants of a recorded step."""
+        return self.num_classes, self.way
 
     def divide(self, shard: Shard) -> None:
         """Keep the classes of this process alone."""

@@ -12,7 +12,15 @@ from manyclass._plain_state import load_state, move_state, save_state, saved_ids
 from manyclass._shard import Shard
 from manyclass.candidates import Block, Candidates, join
 from manyclass.kernels import cpu
-from manyclass.samplers._sampler import AdjustableSampler, Observation, Sampler, SubsetSampler, checked_draw, divide
+from manyclass.samplers._sampler import (
+    AdjustableSampler,
+    Observation,
+    Sampler,
+    SubsetSampler,
+    checked_draw,
+    divide,
+    replayable,
+)
 
 
 class WithExplicit(nn.Module):
@@ -195,6 +203,15 @@ class WithExplicit(nn.Module):
         self.sampler.observe(
             replace(observation, candidates=inner, probability=lambda: observation.probability()[explicit:])
         )
+
+    def is_settled(self, draws: int) -> bool:
+        """Return True if the inner sampler is settled."""
+        return self.sampler is None or replayable(self.sampler).is_settled(draws)
+
+    def pinned(self, *, compiled: bool) -> tuple[object, ...]:
+        """Return the set, and what the inner sampler pins."""
+        inner = () if self.sampler is None else replayable(self.sampler).pinned(compiled=compiled)
+        return self._explicit, *inner
 
     def refresh(self) -> None:
         """Rebuild the inner sampler from its counts; the explicit set stays."""

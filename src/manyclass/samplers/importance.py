@@ -12,7 +12,15 @@ from manyclass._plain_state import load_state, move_state, save_state, saved_vec
 from manyclass._shard import Shard
 from manyclass.candidates import Block, Candidates
 from manyclass.counts import ClassCounts
-from manyclass.samplers._sampler import check_group_size, checked_draw, no_learning, no_schedule, no_vectors, num_groups
+from manyclass.samplers._sampler import (
+    always_settled,
+    check_group_size,
+    checked_draw,
+    no_learning,
+    no_schedule,
+    no_vectors,
+    num_groups,
+)
 from manyclass.samplers._source import WeightSource
 from manyclass.samplers._table import MassTable
 from manyclass.samplers.bernoulli import capacity
@@ -83,6 +91,12 @@ class Importance(nn.Module):
     def set_weights(self, weights: Tensor) -> None:
         """Draw with these weights, float64 [C], until the next `refresh()`."""
         self._use(MassTable(weights, shard=self.source.shard))
+
+    is_settled = always_settled
+
+    def pinned(self, *, compiled: bool) -> tuple[object, ...]:
+        """Return the table, which a recorded draw reads."""
+        return self.table, self.k
 
     @property
     def renormalises(self) -> bool:

@@ -9,7 +9,7 @@ from manyclass import _check
 from manyclass._plain_state import load_state, move_state, save_state, saved_vector
 from manyclass.candidates import Block, Candidates
 from manyclass.counts import ClassCounts
-from manyclass.samplers._sampler import checked_draw, no_learning, no_schedule, no_vectors
+from manyclass.samplers._sampler import always_settled, checked_draw, no_learning, no_schedule, no_vectors
 from manyclass.samplers._source import WeightSource
 from manyclass.samplers._table import MassTable
 
@@ -105,6 +105,12 @@ class InBatch(nn.Module):
         if self.k:
             expected += self._proposal.mass(ids) * (self.k / self._proposal.total)
         return -expected.log()
+
+    is_settled = always_settled
+
+    def pinned(self, *, compiled: bool) -> tuple[object, ...]:
+        """Return the tables, which a recorded draw reads."""
+        return self._frequency, self._proposal, self.k
 
     def refresh(self) -> None:
         """Rebuild the tables from the counts."""

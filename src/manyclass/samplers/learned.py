@@ -2,16 +2,20 @@
 
 import math
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from manyclass import _check, _ranks
+from manyclass._context import isolated
 from manyclass._plain_state import load_state, move_state, save_state, saved_vector
+from manyclass._recording import is_recorded
 from manyclass._shard import Shard
 from manyclass.candidates import Block, Candidates
 from manyclass.counts import ClassCounts
 from manyclass.samplers._comb import Comb
+from manyclass.samplers._fixed_comb import FixedComb
 from manyclass.samplers._order import first_line
 from manyclass.samplers._rebuild import BackgroundRebuild
 from manyclass.samplers._sampler import Observation, check_group_size, checked_draw, num_groups
@@ -81,6 +85,8 @@ class Learned(nn.Module):
         self.order, line = first_line(order, frequency)
         self.comb = Comb.of(frequency, self.k, order=line)
         self.schedule: BackgroundRebuild[Comb] = BackgroundRebuild()
+        # The storage that a recorded step draws from.
+        self._fixed: FixedComb | None = None
 
     weights = property(lambda self: self.comb.weights)
     line = property(lambda self: self.comb.line)
@@ -157,11 +163,35 @@ class Learned(nn.Module):
     ) -> Candidates:
         """Draw for checked arguments."""
         self.order_if_stale()
+        groups = num_groups(target, self.group_size)
+        if is_recorded():
+            fixed = self._fixed
+            assert fixed is not None
+            block = fixed.draw(groups, generator=generator)
+            return Candidates((block,), exclude, lambda: fixed.log_kappa(target), self.num_classes)
         # The function below may be called after the comb has been replaced.
         comb = self.comb
-        groups = num_groups(target, self.group_size)
         block = _one_block(comb.draw(groups, stratified=False, generator=generator), groups)
         return Candidates((block,), exclude, lambda: comb.log_kappa(target), self.num_classes)
+
+    def is_settled(self, draws: int) -> bool:
+        """Return True unless a table would be rebuilt, or the order changed, after the first advance."""
+        settled = self.schedule.is_settled(self.every, draws)
+        return settled and (self.order is None or self.order.is_settled(draws))
+
+    def pinned(self, *, compiled: bool) -> tuple[object, ...]:
+        """Return the tables that a recorded step reads and writes; rebuilt ones are copied into fixed storage."""
+        if compiled:
+            return self.comb, self.estimate
+        with isolated():
+            if self._fixed is None or not self._fixed.fits(self.comb):
+                self._fixed = FixedComb(self.comb)
+            self._fixed.load(self.comb)
+        return self._fixed, self.estimate
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy has no recorded steps.
+        return {**self.__dict__, "_fixed": None}
 
     @torch.no_grad()
     def observe(self, observation: Observation) -> None:

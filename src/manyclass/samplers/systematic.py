@@ -99,6 +99,14 @@ class Systematic(nn.Module):
         if self.order is not None and self.order.advance():
             self.reorder()
 
+    def is_settled(self, draws: int) -> bool:
+        """Return True unless clusters of class vectors would change the order after the first advance."""
+        return self.order is None or self.order.is_settled(draws)
+
+    def pinned(self, *, compiled: bool) -> tuple[object, ...]:
+        """Return the comb, which a recorded draw reads."""
+        return (self.comb,)
+
     def divide(self, shard: Shard) -> None:
         """Keep the classes of this process alone, on the line by id."""
         self.order = None

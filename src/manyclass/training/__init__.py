@@ -18,4 +18,5 @@ from manyclass.training.precision import fast_products as fast_products
 from manyclass.training.progress_line import ProgressLine as ProgressLine
 from manyclass.training.ranks import ALONE as ALONE
 from manyclass.training.ranks import Ranks as Ranks
+from manyclass.training.replay import ReplayedStep as ReplayedStep
 from manyclass.training.tensorboard_log import TensorBoardLog as TensorBoardLog

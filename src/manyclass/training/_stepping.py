@@ -96,16 +96,45 @@ class Update:
                 raise TypeError("`schedulers` must need nothing but the number of steps, got a ReduceLROnPlateau")
         self._clip = clip if clip is None or callable(clip) else _check.number("clip", clip, low=0, strict=True)
 
+    @property
+    def optimizers(self) -> list[Optimizer]:
+        """The optimisers."""
+        return self._optimizers
+
     def __call__(self, loss: Tensor) -> None:
+        self.zero_grad()
+        loss.backward()
+        self.apply()
+        self.schedule()
+
+    def zero_grad(self) -> None:
+        """Remove the gradients."""
         for optimizer in self._optimizers:
             optimizer.zero_grad()
-        loss.backward()
+
+    def apply(self, scaler: torch.amp.GradScaler | None = None) -> None:
+        """Clip the gradients and step the optimisers.
+
+        Args:
+            scaler: has scaled the loss; a step with an infinite gradient changes no parameter.
+        """
+        if scaler is not None and self._clip is not None:
+            for optimizer in self._optimizers:
+                scaler.unscale_(optimizer)
         if callable(self._clip):
             self._clip(self._parameters)
         elif self._clip is not None:
             clip_grad_norm_(self._parameters, self._clip)
         for optimizer in self._optimizers:
-            optimizer.step()
+            if scaler is None:
+                optimizer.step()
+            else:
+                scaler.step(optimizer)
+        if scaler is not None:
+            scaler.update()
+
+    def schedule(self) -> None:
+        """Step the schedulers."""
         for scheduler in self._schedulers:
             scheduler.step()
 

@@ -32,18 +32,17 @@ class SearchTable:
     numbers: Tensor
 
 
-def comb(table: SearchTable, offset: Tensor, unit: Tensor, teeth: int, certain: Tensor) -> tuple[Tensor, Tensor]:
-    """Return ids [G, n + teeth] and log κ, float64: n classes that are certain, and those under the teeth.
+def comb(table: SearchTable, offset: Tensor, spacing: Tensor, k: int, certain: Tensor) -> tuple[Tensor, Tensor]:
+    """Return ids [G, k] and log κ, float64: first the n classes that are certain, then those under the k - n teeth.
 
     Args:
         table: the masses of the others.
-        offset: float64 [G, 1], in [0, 1); [G, teeth]: one for each tooth.
-        unit: float64 [], the spacing of the teeth.
-        teeth: their number, 0 if the table is empty.
-        certain: int64 [n].
+        offset: float64 [G, 1], in [0, 1); [G, k - n]: one for each tooth.
+        spacing: float64 [2]: the spacing of the teeth, and n. If it is 0, slots behind the certain classes are empty.
+        k: the number of slots.
+        certain: int64 [n or more].
     """
     groups, offsets = offset.shape
-    k = len(certain) + teeth
     ids = torch.empty(groups, k, dtype=torch.int64, device=offset.device)
     log_kappa = torch.empty(groups, k, dtype=torch.float64, device=offset.device)
     if k == 0:
@@ -57,11 +56,10 @@ def comb(table: SearchTable, offset: Tensor, unit: Tensor, teeth: int, certain: 
             table.ids,
             table.numbers,
             offset,
-            unit,
+            spacing,
             certain,
             ids,
             log_kappa,
-            len(certain),
             k,
             offsets,
             HAS_IDS=table.ids is not None,
@@ -80,11 +78,10 @@ def _comb(  # type: ignore[no-untyped-def]
     class_of,
     numbers,
     offset,
-    unit,
+    spacing,
     certain,
     ids,
     log_kappa,
-    num_certain,
     k,
     offsets,
     HAS_IDS: tl.constexpr,
@@ -94,13 +91,15 @@ def _comb(  # type: ignore[no-untyped-def]
     group = (tl.program_id(0) // per_group).to(tl.int64)
     slot = (tl.program_id(0) % per_group) * TEETH + tl.arange(0, TEETH)
     inside = slot < k
+    unit, num_certain = tl.load(spacing), tl.load(spacing + 1).to(tl.int32)
     is_certain = slot < num_certain
-    on_line = inside & (slot >= num_certain)
+    # Without teeth the slots behind the certain classes are empty.
+    end = tl.where(unit > 0, k, num_certain)
+    on_line = (slot >= num_certain) & (slot < end)
     tooth = slot - num_certain
     # With one offset for all teeth, every tooth reads the first.
     own = tl.load(offset + group * offsets + tl.where(offsets > 1, tooth, 0), mask=on_line, other=0.0)
-    spacing = tl.load(unit)
-    position = (own + tooth.to(tl.float64)) * spacing
+    position = (own + tooth.to(tl.float64)) * unit
     stretch = (position * tl.load(numbers)).to(tl.int64)
     start, rise = tl.load(intercept + stretch, mask=on_line), tl.load(slope + stretch, mask=on_line)
     cell = (start + rise * position).to(tl.int64)
@@ -117,8 +116,10 @@ def _comb(  # type: ignore[no-untyped-def]
     found = rank
     if HAS_IDS:
         found = tl.load(class_of + rank, mask=on_line, other=0).to(tl.int64)
-    known = tl.load(certain + slot, mask=is_certain, other=0)
+    # An empty slot holds a class that is certain.
+    known = tl.load(certain + tl.where(is_certain, slot, 0), mask=is_certain | (inside & ~on_line), other=0)
     at = group * k + slot
-    tl.store(ids + at, tl.where(is_certain, known, found), mask=inside)
-    kappa = tl.where(is_certain, 0.0, tl.log(spacing) - tl.log(mass))
+    tl.store(ids + at, tl.where(on_line, found, known), mask=inside)
+    kappa = tl.where(is_certain, 0.0, float("-inf"))
+    kappa = tl.where(on_line, tl.log(unit) - tl.log(mass), kappa)
     tl.store(log_kappa + at, kappa, mask=inside)
