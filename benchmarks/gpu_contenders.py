@@ -13,6 +13,7 @@ from manyclass import ClassHead
 from manyclass.kernels import triton
 from manyclass.optim import RowAdagrad
 from manyclass.samplers import Systematic
+from manyclass.training import ReplayedStep
 
 MAX_EXACT_CLASSES = 200_000
 LEARNING_RATE = 0.1
@@ -94,8 +95,14 @@ def floor(given: Problem) -> Step:
     return step
 
 
-def ours(given: Problem, impl: str | None) -> Step:
-    """Return a step of a head with an implementation; None: the default sampler with the default one."""
+def ours(given: Problem, impl: str | None, *, replayed: bool = False) -> Step:
+    """Return a step of a head with an implementation; None: the default sampler with the default one.
+
+    Args:
+        given: the operands.
+        impl: the implementation.
+        replayed: whether the step is replayed as a CUDA graph.
+    """
     setting, sampler = given.setting, None if impl is None else given.sampler
     head = ClassHead(
         setting.dim,
@@ -110,10 +117,16 @@ def ours(given: Problem, impl: str | None) -> Step:
     optimizer = RowAdagrad(head.parameters(), LEARNING_RATE, by_row=True, impl=impl or "auto")
     target = in_turn(given.targets)
 
+    def loss(target: Tensor) -> Tensor:
+        return head(given.hidden.detach().requires_grad_(), target)
+
+    if replayed:
+        whole = ReplayedStep(loss, optimizer)
+        return lambda: whole(target())
+
     def step() -> None:
-        hidden = given.hidden.detach().requires_grad_()
         optimizer.zero_grad()
-        head(hidden, target()).backward()
+        loss(target()).backward()
         optimizer.step()
 
     return step
@@ -200,6 +213,7 @@ CONTENDERS = {
     "floor": Contender(floor),
     "eager": Contender(lambda given: ours(given, "eager")),
     "triton": Contender(lambda given: ours(given, "triton"), needs_triton=True),
+    "replayed": Contender(lambda given: ours(given, "triton", replayed=True), needs_triton=True),
     "auto": Contender(lambda given: ours(given, "auto")),
     "default": Contender(lambda given: ours(given, None)),
     "plain torch": Contender(plain_torch),

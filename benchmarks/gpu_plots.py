@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 CONTENDER_COLOURS = {
     "floor": "#000000",
     "triton": "#D55E00",
+    "replayed": "#8C2D04",
     "auto": "#E69F00",
     "eager": "#F0E442",
     "default": "#CC79A7",

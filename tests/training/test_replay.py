@@ -123,8 +123,8 @@ def test_300_steps_with_schedules_clipping_and_rebuilds_are_those_of_a_loop_by_h
 
 
 def test_gradients_of_several_batches_are_accumulated():
-    one, other = both(lambda: model(Learned(COUNTS, 40, every=10)))
-    check_equal(one, other, 30, items=3)
+    one, other = both(lambda: model(Learned(COUNTS, 40, every=30)))
+    check_equal(one, other, 40, items=3)
     assert other.step.replays > 20
 
 
@@ -274,8 +274,8 @@ def test_steps_with_an_optimiser_that_works_in_python_run_as_usual(make, reason)
     head = ClassHead(D, C, sampler=Systematic(COUNTS, 30), sparse=True)
     step = ReplayedStep(lambda item: head(*item), make(list(head.parameters())))
     with pytest.warns(Notice, match=re.escape(reason)):
-        for i in range(8):
-            step(batch(i))
+        step(batch(0))
+    step(batch(2))
     assert step.replays == 0
 
 

@@ -4,7 +4,7 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from manyclass.training.callback import Callback
 from manyclass.training.evaluate import HeldOut, evaluate
 from manyclass.training.history import History, Progress, Record, Stopped, cost
 from manyclass.training.ranks import ALONE, Ranks
+from manyclass.training.replay import ReplayedStep
 
 _LOSS_SMOOTHING = 0.02  # the share of the newest step in the running mean of the loss
 
@@ -50,6 +51,8 @@ class Training:
             called with these parameters once they have gradients.
         callbacks: called with this training after steps, after records and at the end.
         seed: seed of the head's draws.
+        replay: whether steps with batches of one shape are recorded as a CUDA graph and replayed, see `ReplayedStep`.
+            None: on a GPU, where steps that cannot be replayed run as usual.
         ranks: the processes that train together, each on its part of every batch; the encoder averages gradients over
             them, and the head's classes are divided among them, see `manyclass.parallel`.
 
@@ -87,6 +90,7 @@ class Training:
         clip: float | Clip | None = None,
         callbacks: Sequence[Callback] = (),
         seed: int = 0,
+        replay: bool | None = None,
         ranks: Ranks = ALONE,
     ) -> None:
         self._ranks = ranks
@@ -98,6 +102,12 @@ class Training:
             got = type(batches).__name__
             raise TypeError(f"`batches` must be iterable more than once for {epochs} epochs, got a {got}")
         self._update = Update(optimizers, schedulers, clip)
+        self._replayed: ReplayedStep | None = None
+        if replay or (replay is None and self._device.type == "cuda" and not ranks.are_several):
+            modules = [self._encoder, head]
+            self._replayed = ReplayedStep(
+                lambda parts: self._losses(Batch(*parts)), optimizers, clip=clip, schedulers=schedulers, modules=modules
+            )
         self._samples = hasattr(head, "sampler")
         if probe_every is not None:
             _check.integer("probe_every", probe_every, 0)
@@ -253,22 +263,31 @@ class Training:
             self._record(evaluating=True)
         return self._reached()
 
-    def _step(self, batch: Batch) -> None:
+    def _losses(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Return the loss to minimise, and that of all processes without the penalty."""
         hidden = self._encoder(batch.inputs)
         draws = {"generator": self._draws} if self._samples else {}
         loss: Tensor = self._head(hidden, batch.target, **batch.extras(), **draws)
         if batch.weight is not None:
             loss = loss * batch.mean_weight(self._ranks)
-        step = self.progress.step + 1
         # The head's losses are such that their mean over processes is that of all examples.
         joint = self._ranks.summed(loss.detach().double()) / self._ranks.number
-        if loss.device.type == "cpu":
-            _finite("loss", joint.item(), step)
-        self._stopwatch.lap("forward")
-        examples = int(self._ranks.total(batch.examples)[0])
         if self._penalty is not None:
-            loss = loss + self._penalty(batch) * (self._ranks.number * batch.examples / max(1, examples))
-        self._update(loss)
+            share = self._ranks.number * batch.examples / max(1.0, self._ranks.total(batch.examples)[0])
+            loss = loss + self._penalty(batch) * share
+        return loss, joint
+
+    def _step(self, batch: Batch) -> None:
+        step = self.progress.step + 1
+        examples = int(self._ranks.total(batch.examples)[0])
+        if self._replayed is not None:
+            _, joint = self._replayed(tuple(getattr(batch, field.name) for field in fields(batch)))
+        else:
+            loss, joint = self._losses(batch)
+            if loss.device.type == "cpu":
+                _finite("loss", joint.item(), step)
+            self._stopwatch.lap("forward")
+            self._update(loss)
         self._stopwatch.lap("update")
         # This stays on the device, and NaN or inf persists in it, so a later record can report it without a sync.
         self._loss.lerp_(joint, max(_LOSS_SMOOTHING, 1 / step))

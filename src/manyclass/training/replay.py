@@ -7,7 +7,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TextIO
 
 import torch
 from torch import Tensor, nn
@@ -296,9 +296,16 @@ def _watched_syncs(leaves: list[Any]) -> Iterator[list[str]]:
         warnings.filterwarnings("always", message=".*synchronizing CUDA operation")
         shown = warnings.showwarning
 
-        def show(message: Any, category: type[Warning], filename: str, lineno: int, *rest: Any) -> None:
+        def show(
+            message: Warning | str,
+            category: type[Warning],
+            filename: str,
+            lineno: int,
+            file: TextIO | None = None,
+            line: str | None = None,
+        ) -> None:
             if "synchronizing CUDA operation" not in str(message):
-                shown(message, category, filename, lineno, *rest)
+                shown(message, category, filename, lineno, file, line)
             elif threading.get_ident() == thread:
                 found.append(f"{filename}:{lineno}")
 
