@@ -4,8 +4,8 @@
     python -m benchmarks.gpu --settings words --repeats 50    # one of them, printed only
     python -m benchmarks.gpu --profile                        # also the kernels of each step, by their time
 
-Contenders take turns, a step each, in one run. A step is timed by events around it in a plain loop, launches included;
-`device_ms` is the time that its kernels take, by torch's profiler. Tables are in bfloat16 with a float32 state of one
+Contenders take turns in one run, eight steps of a plain loop each, between events: launches are included, and a step
+takes as long as the slower of Python and the device. `device_ms` is the time that its kernels take, by torch's profiler. Tables are in bfloat16 with a float32 state of one
 number a row, hidden vectors in bfloat16. The floor is what no step can do without: the three products of the scores and
 their gradients, the rows gathered and written. `over_floor` compares medians of the same run. `of_bandwidth` and
 `of_tensor_peak` are shares of the speeds of a large copy and of a large product in bfloat16, measured in the same run:
@@ -47,6 +47,7 @@ from benchmarks.machine import provenance, quantiles, write_csv
 ROOT = Path(__file__).resolve().parent
 RESULTS = ROOT / "results" / "gpu.csv"
 WARM_UP_STEPS = 10
+STEPS_PER_TURN = 8
 MAX_AUTO_RATIO = 1.02  # of the time of "auto" to that of the better implementation
 COPIED_BYTES, PRODUCT_SIZE = {"cuda": 1 << 30, "cpu": 1 << 20}, {"cuda": 8192, "cpu": 64}
 Row = dict[str, Any]
@@ -65,19 +66,20 @@ def timed(steps: dict[str, Step], repeats: int, device: str) -> dict[str, list[f
 
 
 def milliseconds(step: Step, device: str) -> float:
-    """Return the milliseconds of a step, launches included."""
+    """Return the milliseconds of a step in a plain loop, launches included."""
     if device == "cpu":
         start = time.perf_counter()
         step()
         return 1e3 * (time.perf_counter() - start)
-    # The device is idle at the start, so that the time of launches counts.
+    # The device is idle at the start, so that the time of the first launches counts too.
     torch.cuda.synchronize()
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     start.record()
-    step()
+    for _ in range(STEPS_PER_TURN):
+        step()
     end.record()
     end.synchronize()
-    return start.elapsed_time(end)
+    return start.elapsed_time(end) / STEPS_PER_TURN
 
 
 def kernels_of(step: Step, steps: int = 5) -> list[tuple[str, float, float]]:

@@ -250,11 +250,22 @@ def test_a_gradient_without_all_rows_is_not_filled_with_zeros():
     assert loss.isfinite()
 
 
+SEEDS = 12  # of a draw: in half precision the error of one is the luck of a few roundings
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("case", DRAWS)
 @pytest.mark.parametrize("name", FORMS)
 def test_a_draw_by_triton_is_no_less_accurate_than_the_eager_one(name, case, dtype):
-    given = draw_of(case, 37, dtype=torch.float32)
+    pairs = [errors_of_a_draw(name, draw_of(case, 37, dtype=torch.float32, seed=seed), dtype) for seed in range(SEEDS)]
+    ours, eager = torch.tensor(pairs, dtype=torch.float64).square().mean(0).sqrt()
+    # The bias gradients of a class are added up in the dtype of the table by the same scatter of both.
+    slack = torch.tensor([1.0, 1.0, 1.0, 1.0 if dtype == torch.float32 else 1.3], dtype=torch.float64)
+    assert (ours <= slack * eager + 1e-5).all(), (ours, eager)
+
+
+def errors_of_a_draw(name, given, dtype):
+    """Return the errors of loss and gradients by kernels and by torch's operators, against float64."""
     candidates = on_gpu(given.candidates)
 
     def draw(dtype):
@@ -270,9 +281,10 @@ def test_a_draw_by_triton_is_no_less_accurate_than_the_eager_one(name, case, dty
     truth = results(eager_loss(FORMS[name], wide), wide)
     ours = results(closed_form.closed_form_loss(FORMS[name], narrow)[0], narrow)
     eager = results(eager_loss(FORMS[name], narrow), narrow)
-    for found, allowed, exact in zip(ours, eager, truth, strict=True):
-        error, bound = ((x.double() - exact).norm() / (1 + exact.norm()) for x in (found, allowed))
-        assert error <= 1.5 * bound + 1e-5
+    return [
+        [float((x.double() - exact).norm() / (1 + exact.norm())) for x, exact in zip(found, truth, strict=True)]
+        for found in (ours, eager)
+    ]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -304,7 +316,7 @@ def test_rows_rounded_at_random_by_triton_move_on_average():
             rows = torch.ones(C - 1, D, dtype=torch.bfloat16, device="cuda")
             parameter.grad = torch.sparse_coo_tensor(ids, rows, (C, D), check_invariants=False)
             optimizer.step()
-        moved[rounding] = (1 - parameter.double()[:-1].mean()).item()
+        moved[rounding] = (1 - parameter.double()[:-1]).mean().item()
         assert (parameter[-1] == 1).all()
     assert moved[False] == 0
     assert moved[True] == pytest.approx(20 * 2**-8 / 100, rel=0.05)

@@ -5,6 +5,7 @@ import torch
 
 from manyclass import ClassHead
 from manyclass.optim import RowSGD, clip_grad_norm_
+from manyclass.samplers import ErrorProbe
 from tests.optim.tables import OURS, parameters, set_gradients
 from tests.optim.test_rate import MAKERS
 from tests.optim.test_sgd import rows
@@ -43,6 +44,8 @@ def test_rows_equal_those_on_the_cpu(name):
 def test_a_step_does_not_synchronise(name, sparse):
     torch.manual_seed(0)
     head = ClassHead(D, C, sampler=SAMPLERS["systematic"](torch.ones(C), 60, None), sparse=sparse).cuda()
+    # A probe reads the error that it measures.
+    head.own_probe = ErrorProbe(every=1000)
     optimizer = OURS[name](head.parameters())
     hidden, target = torch.randn(B, D, device="cuda"), torch.randint(0, C, (B,), device="cuda")
 

@@ -14,6 +14,7 @@ from manyclass.samplers import (
     Automatic,
     Bernoulli,
     Costs,
+    ErrorProbe,
     Exhaustive,
     Importance,
     Learned,
@@ -61,7 +62,9 @@ class NoSync(Callback):
 
 
 def test_no_step_waits_for_the_device():
-    *_, training = setting([NoSync(12)], epochs=2)
+    *_, head, _, training = setting([NoSync(12)], epochs=2)
+    # A probe reads the error that it measures.
+    head.own_probe = ErrorProbe(every=1000)
     assert training.run().progress.step == 16
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from manyclass import ClassCounts, ClassHead, HierarchicalHead, ScorerHead
-from manyclass.heads._learning import _attach_current
+from manyclass.heads._learning import attach_current
 from manyclass.objectives import NoiseContrastive
 from manyclass.samplers import (
     Automatic,
@@ -149,7 +149,7 @@ def draw(head, seed=0):
         return (head.log_prob(HIDDEN.to(dtype), torch.arange(C, device="cpu")).detach(),)
     generator = torch.Generator("cpu").manual_seed(seed)
     # As before each draw of the head: torch may have replaced them.
-    _attach_current(head)
+    attach_current(head)
     candidates = head.sampler(TARGET, hidden=HIDDEN, exclude=TARGET.unsqueeze(1), generator=generator)
     return candidates.ids(), candidates.log_kappa()
 

@@ -83,7 +83,7 @@ def draw_candidates(
     elif exclude is None:
         exclude = examples.target.new_empty(len(examples.target), 0)
     if not attached and not is_transformed():
-        _attach_current(head)
+        attach_current(head)
     sampler = head.sampler if sampler is None else sampler
     if sampler.device not in (None, examples.target.device):
         raise ValueError(f"`sampler` must be on {examples.target.device}, got {sampler.device}")
@@ -92,7 +92,7 @@ def draw_candidates(
     return found if head.shard is None else found.part_of(head.shard)
 
 
-def _attach_current(head: LearningHead) -> None:
+def attach_current(head: LearningHead) -> None:
     """Attach the class vectors that the head has now: torch replaces them, for example by an assigned state dict."""
     weight, bias = head.class_vectors
     # Sharded vectors, and those without values, cannot be clustered.
@@ -119,7 +119,7 @@ def advance(head: LearningHead, examples: Examples | None = None) -> None:
     # Ranks may accumulate over different numbers of passes, so only the pass that exchanges gradients is a step. A step
     # that is recorded has been counted already.
     elif not _ranks.accumulates() and not is_recorded():
-        _attach_current(head)
+        attach_current(head)
         head.sampler.advance()
         # An objective without Z̃ has no error to decide by.
         if examples is not None and estimates_log_z(head.objective) and (part := deciding_part(head.sampler)):

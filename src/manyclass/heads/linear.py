@@ -56,8 +56,7 @@ class ClassHead(nn.Module):
         impl: the implementation of the loss: "eager" by torch's operators; "triton" by kernels on a GPU, for objectives
             of one of the two forms without a transform of the target's score, and draws of at most three blocks, else
             by torch's operators; it also draws combs (`Systematic`, `Learned`) and replaces ignored targets by kernels.
-            "auto" by compiled kernels on the CPU, and on a GPU by kernels for the loss over all classes and by torch's
-            operators for a draw. torch.compile traces torch's operators.
+            "auto" by compiled kernels on the CPU, and as "triton" on a GPU. torch.compile traces torch's operators.
         weight: a parameter [C, D] to share instead of a new one.
         device, dtype: device and dtype of the parameters.
 

@@ -1,47 +1,71 @@
-"""The Python of a head's training step, for code that replays the work of the device."""
+"""The Python of a head's training steps, for code that replays the work of the device."""
 
-from manyclass.heads._learning import LearningHead, advance, probe_of
+from manyclass._recording import RecordedHead
+from manyclass.heads._learning import LearningHead, attach_current, probe_of
 from manyclass.heads._probe import estimates_log_z
-from manyclass.samplers import ErrorProbe, replayable
+from manyclass.samplers import ErrorProbe, ReplayableSampler, replayable
 
 
-def refusal(head: LearningHead) -> str | None:
-    """Return the reason why no step of a head can be replayed; None if there is none."""
-    if head.shard is not None:
-        return "the classes of its head are divided among processes"
-    try:
-        replayable(head.sampler)
-    except TypeError:
-        return f"{type(head.sampler).__name__} draws in Python"
-    return None
+class HeadReplay:
+    """A head in a recorded step.
 
-
-def is_settled(head: LearningHead, draws: int) -> bool:
-    """Return True if the next training steps of a head, all in one recorded step, measure, build and decide nothing."""
-    if not head.training:
-        return True
-    return not any(probe.is_due(draws) for probe in _probes(head)) and replayable(head.sampler).is_settled(draws)
-
-
-def begin(head: LearningHead, draws: int, *, compiled: bool) -> tuple[object, ...]:
-    """Count training steps in a head, and return the objects that its recorded draws must have read.
+    Each replay takes time from the device, so what does not change is looked up once.
 
     Args:
-        head: the head.
-        draws: the number of its losses in the recorded step.
-        compiled: whether they are computed by compiled code.
+        recorded: the head, and how often the step computes its loss.
     """
-    for _ in range(draws if head.training else 0):
-        advance(head)
-    return replayable(head.sampler).pinned(compiled=compiled)
 
+    def __init__(self, recorded: RecordedHead) -> None:
+        self._head: LearningHead = recorded.head
+        self._compiled, self._draws = recorded.compiled, recorded.draws
+        self._sampler: ReplayableSampler | None = None
+        self._vectors: tuple[object, ...] = ()
+        self._probes: list[ErrorProbe] = []
 
-def end(head: LearningHead, draws: int) -> None:
-    """Count training steps in the probes of a head, none of which is due."""
-    for _ in range(draws if head.training else 0):
-        for probe in _probes(head):
-            probe.count_step()
+    def refusal(self) -> str | None:
+        """Return the reason why no step of the head can be replayed; None if there is none."""
+        if self._head.shard is not None:
+            return "the classes of its head are divided among processes"
+        try:
+            replayable(self._head.sampler)
+        except TypeError:
+            return f"{type(self._head.sampler).__name__} draws in Python"
+        return None
 
+    def is_settled(self) -> bool:
+        """Return True if the step measures, builds and decides nothing."""
+        head = self._head
+        if not head.training:
+            return True
+        sampler = head.sampler
+        if sampler is not self._sampler:
+            self._sampler, self._vectors = replayable(sampler), ()
+            self._probes = [probe_of(head)] if estimates_log_z(head.objective) else []
+        draws = self._draws
+        if any(probe.is_due(draws) for probe in self._probes):
+            return False
+        if self._probes and any(probe.is_due(draws) for probe in head.extra_probes):
+            return False
+        return self._sampler.is_settled(draws)
 
-def _probes(head: LearningHead) -> list[ErrorProbe]:
-    return [probe_of(head), *head.extra_probes] if estimates_log_z(head.objective) else []
+    def begin(self) -> tuple[object, ...]:
+        """Count the steps in the sampler, and return the objects that the recorded draws must have read."""
+        head = self._head
+        sampler = replayable(head.sampler)
+        if head.training:
+            vectors = head.class_vectors
+            if any(a is not b for a, b in zip(vectors, self._vectors or (self, self), strict=True)):
+                attach_current(head)
+                self._vectors = vectors
+            for _ in range(self._draws):
+                sampler.advance()
+        return sampler.pinned(compiled=self._compiled)
+
+    def end(self) -> None:
+        """Count the steps in the probes, none of which is due."""
+        if not self._head.training:
+            return
+        extra = self._head.extra_probes if self._probes else []
+        for _ in range(self._draws):
+            for probe in (*self._probes, *extra):
+                probe.count_step()

@@ -11,8 +11,6 @@ from manyclass._context import is_transformed
 from manyclass.kernels import triton
 
 IMPLS = ("auto", "eager", "triton")
-# The meaning of "auto" for draws and row updates on a GPU: "eager" until benchmarks/gpu.py shows that the kernels win.
-AUTO_ON_GPU = "eager"
 
 _of_head: ContextVar[str] = ContextVar("impl", default="auto")
 
@@ -52,7 +50,7 @@ def runs_triton(*tensors: Tensor, impl: str | None = None) -> bool:
     if impl == "eager":
         return False
     if impl == "auto":
-        return AUTO_ON_GPU == "triton" and triton.is_available(*tensors)
+        return triton.is_available(*tensors)
     for tensor in tensors:
         if not triton.is_available(tensor.detach()):
             raise ValueError(

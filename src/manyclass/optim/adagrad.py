@@ -31,7 +31,7 @@ class RowAdagrad(Optimizer):
         eps: ε.
         by_row: sum the mean of g² over a row in one G: 1/D of the memory, and a row moves along its gradient.
         impl: the implementation: "eager" by torch's operators; "triton" by a kernel for sparse gradients on a GPU;
-            "auto" by compiled kernels on the CPU, and by torch's operators on a GPU.
+            "auto" by compiled kernels on the CPU, and on a GPU as "triton" where its kernels can run.
         stochastic_rounding: whether rows in bfloat16 are rounded at random, so that small updates count on average.
 
     Raises:

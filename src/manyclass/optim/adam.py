@@ -35,7 +35,7 @@ class RowAdam(Optimizer):
         betas: β₁ and β₂.
         eps: ε.
         impl: the implementation: "eager" by torch's operators; "triton" by a kernel for sparse gradients on a GPU;
-            "auto" by compiled kernels on the CPU, and by torch's operators on a GPU.
+            "auto" by compiled kernels on the CPU, and on a GPU as "triton" where its kernels can run.
         stochastic_rounding: whether rows in bfloat16 are rounded at random, so that small updates count on average.
 
     Raises:

@@ -94,23 +94,28 @@ class DeviceRates:
             for group, rate, _ in swapped:
                 group["lr"] = rate
 
-    def baked(self) -> Iterator[object]:
-        """Yield the options that a recorded step holds as constants."""
-        read = {id(group) for _, group in self._read_on_device()}
+    def baked(self) -> list[object]:
+        """Return the options that a recorded step holds as constants."""
+        found: list[object] = []
         for optimizer in self._optimizers:
             for group in optimizer.param_groups:
-                for name, value in group.items():
-                    if name != "params" and not (name == "lr" and id(group) in read):
-                        yield value
+                left_out = ("params", "lr") if _reads_on_device(optimizer, group) else ("params",)
+                found += [value for name, value in group.items() if name not in left_out]
+        return found
 
     def _read_on_device(self) -> Iterator[tuple[tuple[int, int], dict[str, Any]]]:
         for i, optimizer in enumerate(self._optimizers):
-            rows = isinstance(optimizer, _ROW_OPTIMISERS)
             for j, group in enumerate(optimizer.param_groups):
-                rate = group["lr"]
-                is_number = not isinstance(rate, Tensor) or is_on_host(rate)
-                if group["params"] and is_number and (rows or group.get("capturable")):
+                if _reads_on_device(optimizer, group):
                     yield (i, j), group
+
+
+def _reads_on_device(optimizer: Optimizer, group: dict[str, Any]) -> bool:
+    """Return True if the learning rate of a group is a number that can be replaced by a tensor on the device."""
+    rate = group["lr"]
+    if not group["params"] or (isinstance(rate, Tensor) and not is_on_host(rate)):
+        return False
+    return isinstance(optimizer, _ROW_OPTIMISERS) or bool(group.get("capturable"))
 
 
 def _groups(optimizer: Optimizer) -> list[dict[str, Any]]:

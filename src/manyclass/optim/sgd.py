@@ -45,7 +45,7 @@ class RowSGD(Optimizer):
         momentum: μ.
         weight_decay: λ.
         impl: the implementation: "eager" by torch's operators; "triton" by a kernel for sparse gradients on a GPU, if
-            there is neither momentum nor weight decay; "auto": "eager".
+            there is neither momentum nor weight decay; "auto": by that kernel where it can run.
         stochastic_rounding: whether rows in bfloat16 are rounded at random, so that small updates count on average.
 
     Raises:

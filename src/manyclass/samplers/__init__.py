@@ -3,6 +3,7 @@
 from manyclass.samplers._sampler import AdjustableSampler as AdjustableSampler
 from manyclass.samplers._sampler import DecidingSampler as DecidingSampler
 from manyclass.samplers._sampler import Observation as Observation
+from manyclass.samplers._sampler import ReplayableSampler as ReplayableSampler
 from manyclass.samplers._sampler import Sampler as Sampler
 from manyclass.samplers._sampler import StepClock as StepClock
 from manyclass.samplers._sampler import SubsetSampler as SubsetSampler

@@ -59,8 +59,8 @@ class Comb:
         self._tooth = torch.arange(first, end, dtype=torch.float64, device=mass.device)
         self._unit = torch.tensor(self.spacing, dtype=torch.float64, device=mass.device)
         # The same and the number of certain classes, for a kernel: with these in its block, and without them.
-        numbers = [self.spacing, float(len(certain)), self.spacing, 0.0]
-        self._spacing = torch.tensor(numbers, dtype=torch.float64, device=mass.device).view(2, 2)
+        for_kernel = [self.spacing, float(len(certain)), self.spacing, 0.0]
+        self._spacing = torch.tensor(for_kernel, dtype=torch.float64, device=mass.device).view(2, 2)
         self._total = torch.tensor(self.total, dtype=torch.float64, device=mass.device)
         self._number_of_teeth = teeth
 

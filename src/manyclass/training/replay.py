@@ -16,9 +16,9 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils import _pytree as pytree
 
 from manyclass import _ranks
-from manyclass._recording import RecordedHead, Recording
+from manyclass._recording import Recording
 from manyclass.errors import notify
-from manyclass.heads import replay as of_head
+from manyclass.heads.replay import HeadReplay
 from manyclass.optim import replay as of_optimizer
 from manyclass.training._stepping import Clip, Update
 
@@ -28,6 +28,7 @@ MAX_GRAPHS = 16
 PATIENCE = 100  # steps without a replay after which that is said
 
 Tensors = tuple[Tensor, ...]
+_PLAIN = {int, float, str, bool, type(None)}
 
 
 class ReplayedStep:
@@ -104,13 +105,13 @@ class ReplayedStep:
             raise ValueError("`batches` must hold a batch, got none")
         leaves, tree = pytree.tree_flatten(batches)
         shape = self._shape(leaves, tree)
-        if shape is None or not all(of_head.is_settled(each.head, each.draws) for each in shape.heads):
+        if shape is None or not all(head.is_settled() for head in shape.heads):
             found = self._work(batches)
         elif shape.steps < USUAL_STEPS:
             shape.steps += 1
             with self._recording.on(watched=True):
                 found = self._work(batches)
-            shape.heads = [replace(each) for each in self._recording.heads.values() if each.draws]
+            shape.heads = [HeadReplay(replace(each)) for each in self._recording.heads.values() if each.draws]
             self._refuse(self._obstacle(shape))
         else:
             found = self._replayed(shape, leaves, tree)
@@ -138,7 +139,7 @@ class ReplayedStep:
     def _obstacle(self, shape: "_Shape") -> str | None:
         """Return the reason why no step can be replayed, as far as a step has shown; None: there is none."""
         reasons = [of_optimizer.refusal(optimizer) for optimizer in self._optimizers]
-        reasons += [of_head.refusal(each.head) for each in shape.heads]
+        reasons += [head.refusal() for head in shape.heads]
         return next((reason for reason in reasons if reason is not None), None)
 
     def _refuse(self, reason: str | None) -> None:
@@ -165,11 +166,9 @@ class ReplayedStep:
     def _replayed(self, shape: "_Shape", leaves: list[Any], tree: pytree.TreeSpec) -> Tensors:
         for optimizer in self._optimizers:
             of_optimizer.make_capturable(optimizer)
-        pinned = [
-            thing for each in shape.heads for thing in of_head.begin(each.head, each.draws, compiled=each.compiled)
-        ]
+        pinned = [thing for head in shape.heads for thing in head.begin()]
         self._rates.copy()
-        baked = [*map(_mark, pinned), *self._addresses()]
+        baked = self._marks(pinned)
         if baked != shape.baked:
             # The objects are kept, so that no other one gets their identity.
             shape.baked, shape.pinned, shape.replay = baked, pinned, None
@@ -181,8 +180,8 @@ class ReplayedStep:
             found = shape.replay() if shape.replay is not None else self._recorded(shape, tree)
             self.replays += shape.replay is not None
             self._unreplayed = 0
-        for each in shape.heads:
-            of_head.end(each.head, each.draws)
+        for head in shape.heads:
+            head.end()
         return found
 
     def _rehearsed(self, shape: "_Shape", leaves: list[Any], tree: pytree.TreeSpec) -> Tensors:
@@ -205,18 +204,19 @@ class ReplayedStep:
         except Exception as error:
             self._refuse(f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
 
-    def _addresses(self) -> Iterator[object]:
-        """Yield marks of everything else that a recorded step holds as constants."""
-        yield from map(_mark, self._rates.baked())
+    def _marks(self, pinned: list[object]) -> list[object]:
+        """Return marks of everything that a recorded step holds as constants."""
+        things = [*pinned, *self._rates.baked()]
         for optimizer in self._optimizers:
             for group in optimizer.param_groups:
-                yield from map(_mark, group["params"])
+                things += group["params"]
             for state in optimizer.state.values():
-                yield from map(_mark, state.values())
+                things += state.values()
         for module in self._modules:
-            yield module.training
-            yield from map(_mark, module._parameters.values())
-            yield from map(_mark, module._buffers.values())
+            things.append(module.training)
+            things += module._parameters.values()
+            things += module._buffers.values()
+        return [_mark(thing) for thing in things]
 
 
 class _Shape:
@@ -232,7 +232,7 @@ class _Shape:
 
     def __init__(self) -> None:
         self.steps = 0
-        self.heads: list[RecordedHead] = []
+        self.heads: list[HeadReplay] = []
         self.inputs: list[Any] = []
         self.baked: list[object] = []
         self.pinned: list[object] = []
@@ -321,7 +321,7 @@ def _form(leaf: Any) -> object:
     """Return what must be the same of two leaves, so that one recorded step serves both."""
     if isinstance(leaf, Tensor):
         return leaf.shape, leaf.dtype
-    return leaf if isinstance(leaf, int | float | str | bool | None) else id(leaf)
+    return leaf if type(leaf) in _PLAIN else id(leaf)
 
 
 def _context() -> tuple[object, ...]:
@@ -334,7 +334,7 @@ def _mark(thing: object) -> object:
     """Return a number or a text that differs if a thing is another one: a tensor by its address."""
     if isinstance(thing, Tensor):
         return thing.data_ptr() if thing.layout == torch.strided else id(thing)
-    return thing if isinstance(thing, int | float | str | bool | None) else id(thing)
+    return thing if type(thing) in _PLAIN else id(thing)
 
 
 def _modules_of(function: Callable[..., Any]) -> list[nn.Module]:
