@@ -100,6 +100,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda", help="cuda, or cpu to try the script")
     parser.add_argument("--impls", nargs="+", default=["eager", "triton"], help="implementations to compare")
+    parser.add_argument("--precisions", nargs="+", default=list(PRECISIONS), choices=PRECISIONS, help="of these alone")
     parser.add_argument("--seeds", type=int, default=3, help="number of seeds")
     parser.add_argument("--classes", type=int, default=20_000, help="number of classes")
     parser.add_argument("--batch", type=int, default=1024, help="examples of a step")
@@ -113,7 +114,7 @@ def main() -> int:
     size = Size(arguments.classes, arguments.batch, arguments.k, arguments.steps)
     device = "cpu" if arguments.device == "cpu" else torch.cuda.get_device_name()
     rows: list[Row] = []
-    for precision in PRECISIONS:
+    for precision in arguments.precisions:
         for seed in range(arguments.seeds):
             for impl in arguments.impls:
                 about = {"precision": precision, "impl": impl, "seed": seed}

@@ -5,10 +5,10 @@
     python examples/many_classes.py --classes 20_000 --dim 32 --seconds 20    # on a CPU
 
 The problem is planted, so that the Bayes optimum is known. A class is drawn first, with the probability
-log((c + 2)/(c + 1))/log(C + 1), which is close to Zipf's law. The input is a vector of ±1, hashed from the number of the
-class, plus noise. So the posterior is a softmax of inner products, and a head with these vectors as its rows is optimal;
-but a class must occur before its row can be learned, and most of the classes hardly ever do. On a GPU rows and inputs
-are in bfloat16, rows are rounded at random, and each step, examples included, is replayed as one CUDA graph.
+log((c + 2)/(c + 1))/log(C + 1), which is close to Zipf's law. The input is a vector of ±1, hashed from the number of
+the class, plus noise. So the posterior is a softmax of inner products, and a head with these vectors as its rows is
+optimal; but a class must occur before its row can be learned, and most of the classes hardly ever do. On a GPU rows and
+inputs are in bfloat16, rows are rounded at random, and each step, examples included, is replayed as one CUDA graph.
 
 Prints the held-out likelihood and accuracy over all classes by steps, the examples per second and the memory; with
 `--out FOLDER` it also writes curves.csv and curves.png. Ctrl-C ends the training early.
