@@ -7,10 +7,10 @@
 Contenders take turns in one run, eight steps of a plain loop each, between events: launches are included, and a step
 takes as long as the slower of Python and the device. `device_ms` is the time that its kernels take, by torch's
 profiler. Tables are in bfloat16 with a float32 state of one number a row, hidden vectors in bfloat16. The floor is
-what no step can do without: the three products of the scores and their gradients, the rows gathered and written. `over_floor` compares medians of the same run. `of_bandwidth` and
-`of_tensor_peak` are shares of the speeds of a large copy and of a large product in bfloat16, measured in the same run:
-the least bytes and operations of the step, over the time that its kernels take. `step_gib` is the memory that a step
-takes beyond what is kept between steps.
+what no step can do without: the three products of the scores and their gradients, the rows gathered and written.
+`over_floor` compares medians of the same run. `of_bandwidth` and `of_tensor_peak` are shares of the speeds of a large
+copy and of a large product in bfloat16, measured in the same run: the least bytes and operations of the step, over the
+time that its kernels take. `step_gib` is the memory that a step takes beyond what is kept between steps.
 
 - `floor`: the products, an index_select of the rows and an index_copy of as many.
 - `eager`, `triton`, `auto`: `ClassHead(sparse=True)` with `Systematic` and `RowAdagrad(by_row=True)`, by torch's
