@@ -123,7 +123,7 @@ def train(problem: Planted, arguments: argparse.Namespace) -> list[dict[str, flo
     try:
         while seconds < arguments.seconds:
             begun, before = time.perf_counter(), steps
-            next_look = max(2 * next_look, arguments.seconds / 16)
+            next_look = max(2 * seconds, arguments.seconds / 16)
             while time.perf_counter() - begun < min(next_look, arguments.seconds) - seconds or steps == before:
                 for _ in range(20):
                     step(torch.rand(arguments.batch, dtype=torch.float64, device=device))

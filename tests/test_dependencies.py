@@ -9,12 +9,13 @@ SOURCE = Path(__file__).parents[1] / "src" / "manyclass"
 
 # The rooms that each room may import.
 MAY_IMPORT = {
-    "_check": set(),
+    "_check": {"_recording"},
     "_context": set(),
     "_faiss": set(),
     "_handle": set(),
     "_plain_state": {"_check", "_context"},
     "_ranks": set(),
+    "_recording": set(),
     "_shard": set(),
     "_sparse_gradients": set(),
     "kmeans": {"_context"},
@@ -29,6 +30,7 @@ MAY_IMPORT = {
         "_handle",
         "_plain_state",
         "_ranks",
+        "_recording",
         "_shard",
         "candidates",
         "counts",
@@ -38,7 +40,7 @@ MAY_IMPORT = {
         "kmeans",
     },
     "objectives": {"_check", "candidates", "forms"},
-    "kernels": {"_check", "_context", "candidates", "forms"},
+    "kernels": {"_check", "_context", "_recording", "candidates", "forms"},
     "heads": {
         "eval_mode",
         "_check",
@@ -46,6 +48,7 @@ MAY_IMPORT = {
         "_handle",
         "_plain_state",
         "_ranks",
+        "_recording",
         "_shard",
         "_sparse_gradients",
         "candidates",
@@ -64,6 +67,8 @@ MAY_IMPORT = {
     "training": {
         "_check",
         "_context",
+        "_ranks",
+        "_recording",
         "candidates",
         "samplers",
         "objectives",

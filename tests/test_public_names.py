@@ -35,7 +35,7 @@ def test_every_objective_is_in_the_table():
 
 def test_every_optimiser_is_in_the_table():
     parameter = torch.nn.Parameter(torch.ones(2))
-    # Chained is made of others, and has tests of its own.
+    # Chained is made of others, and is tested apart.
     assert public_classes(optim) - {"Chained"} == {type(ours([parameter])).__name__ for ours, _ in OPTIMISERS.values()}
 
 

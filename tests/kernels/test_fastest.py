@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from manyclass.kernels import EXACT_WAYS, exact, exact_cross_entropy, fastest, fastest_way
+from manyclass.kernels import EXACT_WAYS, exact, exact_cross_entropy, fastest, fastest_way, seconds
 from tests.kernels.operands import OWN, C, operands, parameters
 
 pytestmark = pytest.mark.usefixtures("kernels", "runs_of_256_classes")
@@ -21,7 +21,7 @@ def test_the_fastest_way_is_measured_and_leaves_no_trace(monkeypatch):
 
     clock = [0.0]
     monkeypatch.setattr(fastest, "exact_cross_entropy", run)
-    monkeypatch.setattr(fastest.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(seconds.time, "perf_counter", lambda: clock[0])
     assert fastest_way(**given) == ("closed_form", C / 100)
     assert {way for way, *_ in measured} == set(OWN)
     # A slow way is measured once.
@@ -51,7 +51,7 @@ def test_on_the_cpu_a_small_difference_of_speed_does_not_choose_the_way(monkeypa
         return run(*arguments, way=way, **options)
 
     monkeypatch.setattr(fastest, "exact_cross_entropy", timed)
-    monkeypatch.setattr(fastest.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(seconds.time, "perf_counter", lambda: clock[0])
     assert fastest_way(**operands())[0] == expected
 
 

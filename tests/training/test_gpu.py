@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+import warnings
 
 import pytest
 import torch
@@ -142,7 +143,9 @@ def test_300_replayed_steps_are_those_of_a_loop_by_hand(name):
         losses = []
         for trainer in (one, other):
             torch.manual_seed(step)
-            items = [on_gpu(step), on_gpu(1000 + step)] if 100 <= step < 150 else [on_gpu(step)]
+            # torch adds sparse gradients of all rows in a way that waits for the device.
+            accumulates = 100 <= step < 150 and name != "exhaustive"
+            items = [on_gpu(step), on_gpu(1000 + step)] if accumulates else [on_gpu(step)]
             losses.append(trainer(*items))
             parts = [trainer.encoder, trainer.head, *trainer.optimizers]
             if step == 160:
@@ -169,6 +172,20 @@ def test_a_step_that_waits_for_the_device_runs_as_usual():
         step(on_gpu(2))
     step(on_gpu(3))
     assert step.replays == 0
+
+
+def test_a_recording_that_fails_changes_no_later_step():
+    one, other = replayed_and_by_hand(lambda: Exhaustive(len(COUNTS)), schedules=False)
+    losses = []
+    with warnings.catch_warnings(record=True) as notices:
+        warnings.simplefilter("always")
+        for step in range(12):
+            for trainer in (one, other):
+                torch.manual_seed(step)
+                losses.append(float(trainer(on_gpu(step), on_gpu(1000 + step))))
+    assert any("run as usual, not replayed" in str(notice.message) for notice in notices)
+    assert other.step.replays == 0
+    assert losses[::2] == pytest.approx(losses[1::2], abs=1e-4)
 
 
 def test_compiled_parts_are_replayed():

@@ -2,7 +2,6 @@
 
 import contextlib
 import math
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -20,6 +19,7 @@ from manyclass.forms import LogSumExp, transformed
 from manyclass.heads._rows import is_sharded
 from manyclass.heads.exact import ChunkedHead, exact_scores
 from manyclass.heads.examples import Examples
+from manyclass.kernels import seconds_of
 from manyclass.objectives import Objective
 from manyclass.samplers import PROBE_EXAMPLES, ErrorProbe, Exhaustive, Sampler, affordable_interval, deciding_part
 
@@ -182,22 +182,16 @@ def step_seconds(head: ProbedHead, examples: Examples, draw: Callable[[], Candid
         return math.nan
     device = examples.hidden.device
 
-    def run() -> float:
-        started = time.perf_counter()
+    def run() -> None:
         hidden = examples.hidden.detach().requires_grad_()
         loss = losses_over(head, replace(examples, hidden=hidden), draw()).mean()
         torch.autograd.grad(loss, [hidden, *(table for table in tables if table.requires_grad)], allow_unused=True)
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        return time.perf_counter() - started
 
     def timed() -> float:
         with torch.enable_grad(), steady_scores(head), _without_hooks(tables):
             # The least, since other programs can only make a run longer.
-            return min(run() for _ in range(1 + TIMED_RUNS))
+            return min(seconds_of(run, device) for _ in range(1 + TIMED_RUNS))
 
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
     return in_fresh_thread(timed, device)
 
 
@@ -260,16 +254,9 @@ def exact_seconds(head: ProbedHead, examples: Examples) -> tuple[str | None, flo
 @torch.no_grad()
 def _pass_seconds(table: Tensor) -> float:
     """Return the seconds of an operation that reads a table twice and writes another one."""
-    part, device = table.detach()[:MAX_TIMED_ROWS], table.device
-
-    def run() -> float:
-        started = time.perf_counter()
-        torch.add(part, part)
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        return time.perf_counter() - started
-
-    return min(run() for _ in range(1 + TIMED_RUNS)) * len(table) / len(part)
+    part = table.detach()[:MAX_TIMED_ROWS]
+    seconds = min(seconds_of(lambda: torch.add(part, part), table.device) for _ in range(1 + TIMED_RUNS))
+    return seconds * len(table) / len(part)
 
 
 def _warning(head: ProbedHead, probe: ErrorProbe) -> str:

@@ -18,3 +18,4 @@ from manyclass.kernels.fastest import fastest_way as fastest_way
 from manyclass.kernels.impl import IMPLS as IMPLS
 from manyclass.kernels.impl import implementation as implementation
 from manyclass.kernels.impl import runs_triton as runs_triton
+from manyclass.kernels.seconds import seconds_of as seconds_of

@@ -2,12 +2,12 @@
 
 import logging
 import statistics
-import time
 
 import torch
 from torch import Tensor
 
 from manyclass.kernels.exact import available_ways, default_way, exact_cross_entropy, is_bounded
+from manyclass.kernels.seconds import seconds_of
 
 MAX_TIMED_CLASSES = 1 << 17
 MAX_TIMED_SCORES = 1 << 22  # on the CPU, where a large product takes as long for each of its scores as a larger one
@@ -54,13 +54,12 @@ def fastest_way(
     wanted = [hidden, weight_part] if bias is None else [hidden, weight_part, bias]
 
     def measure(way: str) -> float:
-        _wait(hidden)
-        start = time.perf_counter()
-        with torch.enable_grad():
-            loss = exact_cross_entropy(hidden, weight_part, target=target, bias=bias, exclude=exclude, way=way)
-            torch.autograd.grad(loss.mean(), wanted)
-        _wait(hidden)
-        return time.perf_counter() - start
+        def run() -> None:
+            with torch.enable_grad():
+                loss = exact_cross_entropy(hidden, weight_part, target=target, bias=bias, exclude=exclude, way=way)
+                torch.autograd.grad(loss.mean(), wanted)
+
+        return seconds_of(run, hidden.device)
 
     seconds: dict[str, list[float]] = {}
     for way in ways:
@@ -84,8 +83,3 @@ def fastest_way(
     if not hidden.is_cuda and usual in medians and medians[best] > MUCH_FASTER * medians[usual]:
         best = usual
     return best, medians[best] * weight.shape[0] / classes * batch / max(1, len(hidden))
-
-
-def _wait(tensor: Tensor) -> None:
-    if tensor.is_cuda:
-        torch.cuda.synchronize(tensor.device)

@@ -174,7 +174,7 @@ def save_weights(path: Path | str, model: nn.Module) -> None:
 
 
 def _each(parts: Mapping[str, Stateful]) -> dict[str, Stateful]:
-    """Return the parts with the optimisers of a `Chained` as parts of their own."""
+    """Return the parts with each optimiser of a `Chained` as one part."""
     return {
         f"{name}.{child}" if child else name: found
         for name, part in parts.items()

@@ -22,7 +22,7 @@ class FixedComb:
 
     def __init__(self, comb: Comb) -> None:
         self.k, self.num_classes = comb.k, comb.num_classes
-        cumulative, _, _, guide, _, _ = comb.table.search_tensors()
+        cumulative, _, _, guide, _ = comb.table.search_tensors()
         size, stretches = self.num_classes, comb.table.stretches_of(self.num_classes)
         self._cumulative = cumulative.new_empty(size + 1)
         self._intercept, self._slope = (cumulative.new_zeros(stretches + 1) for _ in range(2))
@@ -46,7 +46,8 @@ class FixedComb:
         if comb is self._held:
             return
         self._held = comb
-        cumulative, intercept, slope, guide, ids, numbers = comb.table.search_tensors()
+        cumulative, intercept, slope, guide, numbers = comb.table.search_tensors()
+        ids = comb.table.ids()
         n = len(cumulative) - 1
         self._cumulative[: n + 1].copy_(cumulative)
         # Behind the end of the line, for a search over all of the storage.
@@ -68,8 +69,9 @@ class FixedComb:
         if runs_triton(offset):
             from manyclass.kernels.triton import comb as gpu
 
-            tables = self._cumulative, self._intercept, self._slope, self._guide, self._ids, self._numbers
-            return Block(*gpu.comb(gpu.SearchTable(*tables), offset, self._spacing, self.k, self._certain))
+            tables = self._cumulative, self._intercept, self._slope, self._guide, self._numbers
+            table = gpu.SearchTable(*tables, self._ids, None)
+            return Block(*gpu.comb(table, offset, self._spacing, self.k, self._certain))
         unit, number = self._spacing.unbind()
         on_line = (self._slots >= number) & (unit > 0)
         position = (offset + (self._slots - number).clamp(min=0)) * unit

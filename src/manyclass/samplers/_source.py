@@ -1,6 +1,7 @@
 """The source of a sampler's weights, from which its table is rebuilt when they change."""
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -43,6 +44,10 @@ class WeightSource(nn.Module):
         else:
             self.weights = ClassCounts(_check.nonnegative_vector(name, weights), smoothing=None if smooth else 0.0)
         self._undrawable: int | None = None
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "WeightSource":
+        # A tensor of weights is read for rebuilds alone, so it takes no memory of a GPU that the sampler moves to.
+        return super()._apply(fn, recurse) if self._resizable else self  # type: ignore[no-untyped-call]
 
     @property
     def num_classes(self) -> int:

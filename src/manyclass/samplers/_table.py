@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 ENTRIES_PER_CHUNK = 1 << 24
 CLASSES_PER_STRETCH = 64
 CELL_MARGIN = 1e-2  # in widths of a cell
+MAX_GAPS = 1 << 16  # classes of mass 0 that are searched; of more, the id of every other class is kept
 MASS_BITS = 52
 TOTAL_MARGIN = 2.0**-40
 MIN_TOTAL, MAX_TOTAL = 1e-280, 1e300
@@ -79,7 +80,9 @@ class MassTable:
         cumulative = self._cumulative
         n = len(cumulative) - 1
         self._has_zero = len(self._zero) > 0
+        # The classes by rank: given, or the ranks themselves, or found by counting the classes of mass 0 in front.
         self._ids: Tensor | None = None
+        self._gaps: Tensor | None = None
         self._cpu_table: cpu.SearchTable | None = None
         self.total = float(cumulative[-1])
         stretches = self.stretches_of(n)
@@ -124,12 +127,24 @@ class MassTable:
             self._ids = self._order if self._order is None else self._order.to(guide.dtype)
         else:
             # The places of the missing classes among the others: rank r lies at place r + #{places ≤ r}.
-            places = self._zero - torch.arange(len(self._zero), device=self.device)
-            self._ids = torch.empty(n, dtype=guide.dtype, device=self.device)
-            for start, part in _parts(self._ids):
-                rank = torch.arange(start, start + len(part), device=self.device)
-                place = rank + torch.searchsorted(places, rank, right=True)
-                part.copy_(place if self._order is None else self._order[place])
+            gaps = self._zero - torch.arange(len(self._zero), device=self.device)
+            if self._order is None and len(gaps) <= MAX_GAPS:
+                self._gaps = gaps
+            else:
+                self._ids = self._ids_behind(gaps)
+
+    def _ids_behind(self, gaps: Tensor) -> Tensor:
+        """Return the ids [n] of all ranks, with the dtype of the guide."""
+        ids = torch.empty(len(self._cumulative) - 1, dtype=self._guide.dtype, device=self.device)
+        for start, part in _parts(ids):
+            rank = torch.arange(start, start + len(part), device=self.device)
+            place = rank + torch.searchsorted(gaps, rank, right=True)
+            part.copy_(place if self._order is None else self._order[place])
+        return ids
+
+    def ids(self) -> Tensor | None:
+        """Return the ids [n] of all ranks; None if they are equal."""
+        return self._ids if self._gaps is None else self._ids_behind(self._gaps)
 
     def _cell(self, position: Tensor) -> Tensor:
         """Return the cells [N] of positions [N]."""
@@ -177,12 +192,12 @@ class MassTable:
         """Return the table for compiled kernels, which check it once."""
         if self._cpu_table is None:
             tensors = self._cumulative, self._intercept, self._slope
-            self._cpu_table = cpu.SearchTable(*tensors, self._scale, self._widest, self._guide, self._ids)
+            self._cpu_table = cpu.SearchTable(*tensors, self._scale, self._widest, self._guide, self.ids())
         return self._cpu_table
 
-    def search_tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor]:
-        """Return the sums, intercepts, slopes, guide and ids of a search, and its two constants."""
-        return self._cumulative, self._intercept, self._slope, self._guide, self._ids, self._numbers
+    def search_tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """Return the sums, intercepts, slopes and guide of a search, and its two constants."""
+        return self._cumulative, self._intercept, self._slope, self._guide, self._numbers
 
     def places(self) -> tuple[Tensor | None, Tensor]:
         """Return the place of each class on the line, None: by id, and the places of classes of mass 0, ascending."""
@@ -197,7 +212,7 @@ class MassTable:
         """Return the table for Triton's kernels. It is not kept: a copy of it could not be loaded without Triton."""
         from manyclass.kernels.triton import comb as gpu
 
-        return gpu.SearchTable(*self.search_tensors())
+        return gpu.SearchTable(*self.search_tensors(), self._ids, self._gaps)
 
     def _locate(self, position: Tensor) -> tuple[Tensor, Tensor]:
         """Return the same as `locate`: the eager reference."""
@@ -213,6 +228,8 @@ class MassTable:
                 rank = torch.where(cumulative.index_select(0, probe) <= position, probe, rank)
         mass = cumulative.index_select(0, rank + 1).sub_(cumulative.index_select(0, rank))
         ids = rank if self._ids is None else self._ids.index_select(0, rank)
+        if self._gaps is not None:
+            ids = rank + torch.searchsorted(self._gaps, rank.long(), right=True)
         return ids.long().reshape(shape), mass.reshape(shape)
 
     def interval(self, ids: Tensor) -> tuple[Tensor, Tensor]:

@@ -222,7 +222,7 @@ class Bernoulli(nn.Module):
 
     def heaviest(self, n: int) -> Tensor:
         """Return the n classes that are drawn most often, in ascending order."""
-        return self.source.heaviest(n)
+        return self.source.heaviest(n).to(self.device)
 
     def set_k(self, k: int) -> None:
         """Keep another number of classes on average; raise ValueError if the sampler was built from probabilities."""

@@ -206,7 +206,7 @@ class Importance(nn.Module):
 
     def heaviest(self, n: int) -> Tensor:
         """Return the n classes that are drawn most often, in ascending order."""
-        return self.source.heaviest(n)
+        return self.source.heaviest(n).to(self.device)
 
     def set_k(self, k: int) -> None:
         """Draw another number of classes."""

@@ -350,7 +350,7 @@ class Tailored(nn.Module):
 
     def heaviest(self, n: int) -> Tensor:
         """Return the n most frequent classes, in ascending order."""
-        return self.source.heaviest(n)
+        return self.source.heaviest(n).to(self.device)
 
     def set_k(self, k: int) -> None:
         """Draw another number of classes."""

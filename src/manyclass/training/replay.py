@@ -25,7 +25,9 @@ from manyclass.training._stepping import Clip, Update
 USUAL_STEPS = 2  # with a shape, before one in the form that is recorded
 MAX_SHAPES = 256  # that are counted; steps with others run as usual
 MAX_GRAPHS = 16
+MAX_NUMBERS = 16  # in a batch beside its tensors; more are lengths or the like, which differ in each batch
 PATIENCE = 100  # steps without a replay after which that is said
+MAX_REASON_CHARACTERS = 300
 
 Tensors = tuple[Tensor, ...]
 _PLAIN = {int, float, str, bool, type(None)}
@@ -123,6 +125,9 @@ class ReplayedStep:
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         if self._refusal is not None or not self._graphs.are_possible(tensors):
             return None
+        if len(leaves) > len(tensors) + MAX_NUMBERS:
+            self._refuse("batches hold numbers in Python, such as lengths")
+            return None
         if _ranks.are_several():
             self._refuse("there are several processes")
             return None
@@ -202,7 +207,11 @@ class ReplayedStep:
         try:
             shape.replay = self._graphs.record(lambda: self._recorded(shape, tree), generators)
         except Exception as error:
-            self._refuse(f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
+            # torch leaves generators in the state of a recording if one fails; another one ends it.
+            with contextlib.suppress(Exception):
+                self._graphs.record(lambda: (torch.zeros((), device="cuda"),), generators)
+            first = error.__context__ or error
+            self._refuse(f"{type(first).__name__}: {' '.join(str(first).split())[:MAX_REASON_CHARACTERS]}")
 
     def _marks(self, pinned: list[object]) -> list[object]:
         """Return marks of everything that a recorded step holds as constants."""

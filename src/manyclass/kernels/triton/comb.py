@@ -20,16 +20,18 @@ class SearchTable:
 
     Args:
         cumulative, intercept, slope, guide: as in `MassTable`.
-        ids: the class of each rank; None: the rank itself.
         numbers: float64 [2]: the stretches per unit of mass, and the widest cell.
+        ids: the class of each rank; None: the rank itself, or as `gaps` say.
+        gaps: int64 [Z], ascending: the class of rank r is r + #{gaps ≤ r}; None: there are none.
     """
 
     cumulative: Tensor
     intercept: Tensor
     slope: Tensor
     guide: Tensor
-    ids: Tensor | None
     numbers: Tensor
+    ids: Tensor | None
+    gaps: Tensor | None
 
 
 def comb(table: SearchTable, offset: Tensor, spacing: Tensor, k: int, certain: Tensor) -> tuple[Tensor, Tensor]:
@@ -54,6 +56,7 @@ def comb(table: SearchTable, offset: Tensor, spacing: Tensor, k: int, certain: T
             table.slope,
             table.guide,
             table.ids,
+            table.gaps,
             table.numbers,
             offset,
             spacing,
@@ -62,7 +65,9 @@ def comb(table: SearchTable, offset: Tensor, spacing: Tensor, k: int, certain: T
             log_kappa,
             k,
             offsets,
+            0 if table.gaps is None else len(table.gaps),
             HAS_IDS=table.ids is not None,
+            HAS_GAPS=table.gaps is not None,
             TEETH=TEETH,
             num_warps=WARPS,
         )
@@ -76,6 +81,7 @@ def _comb(  # type: ignore[no-untyped-def]
     slope,
     guide,
     class_of,
+    gaps,
     numbers,
     offset,
     spacing,
@@ -84,7 +90,9 @@ def _comb(  # type: ignore[no-untyped-def]
     log_kappa,
     k,
     offsets,
+    num_gaps,
     HAS_IDS: tl.constexpr,
+    HAS_GAPS: tl.constexpr,
     TEETH: tl.constexpr,
 ) -> Any:
     per_group = tl.cdiv(k, TEETH)
@@ -116,6 +124,15 @@ def _comb(  # type: ignore[no-untyped-def]
     found = rank
     if HAS_IDS:
         found = tl.load(class_of + rank, mask=on_line, other=0).to(tl.int64)
+    if HAS_GAPS:
+        left = num_gaps
+        before = tl.zeros([TEETH], tl.int64)
+        while left > 0:
+            step = (left + 1) // 2
+            passed = tl.load(gaps + before + step - 1, mask=on_line, other=0) <= rank
+            before = tl.where(passed, before + step, before)
+            left -= step
+        found = rank + before
     # An empty slot holds a class that is certain.
     known = tl.load(certain + tl.where(is_certain, slot, 0), mask=is_certain | (inside & ~on_line), other=0)
     at = group * k + slot
