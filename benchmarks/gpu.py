@@ -216,6 +216,8 @@ def main() -> int:
     arguments = parser.parse_args()
     if arguments.device != "cpu" and not torch.cuda.is_available():
         parser.exit(2, "gpu: there is no GPU; --device cpu tries the script\n")
+    complete = arguments.settings == list(SETTINGS) and arguments.contenders == list(CONTENDERS)
+    out = arguments.out or (RESULTS if complete and arguments.shrink == 1 else None)
     rows = []
     for name in arguments.settings:
         full = SETTINGS[name]
@@ -224,10 +226,10 @@ def main() -> int:
         rows += measure(
             name, setting, arguments.device, arguments.repeats, arguments.contenders, profiled=arguments.profile
         )
-    complete = arguments.settings == list(SETTINGS) and arguments.contenders == list(CONTENDERS)
-    out = arguments.out or (RESULTS if complete and arguments.shrink == 1 else None)
+        # After each setting, so that an interrupt loses one of them at most.
+        if out is not None:
+            write_csv(out, rows)
     if out is not None:
-        write_csv(out, rows)
         print(f"{len(rows)} rows are in {out}")
     slow = slow_choices(rows)
     print(*slow, sep="\n", end="\n" if slow else "")

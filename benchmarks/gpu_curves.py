@@ -10,9 +10,12 @@ exact one on held-out examples, in nats.
 """
 
 import argparse
+import itertools
+import multiprocessing
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -81,6 +84,16 @@ def curve(size: Size, precision: str, impl: str, seed: int, device: str) -> list
     return found
 
 
+def curves(tasks: Sequence[tuple[Size, str, str, int, str]], jobs: int) -> Iterator[list[tuple[int, float]]]:
+    """Yield the curve of each task, a number of them computed at a time."""
+    if jobs == 1:
+        yield from itertools.starmap(curve, tasks)
+        return
+    # A forked process cannot use the GPU of its parent.
+    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
+        yield from pool.map(curve, *zip(*tasks, strict=True))
+
+
 def differences(rows: Sequence[Row]) -> list[tuple[str, float, float]]:
     """Return for each precision the distance of the mean last losses, and the larger range of a mean over the seeds."""
     last = max(row["step"] for row in rows)
@@ -106,6 +119,7 @@ def main() -> int:
     parser.add_argument("--batch", type=int, default=1024, help="examples of a step")
     parser.add_argument("--k", type=int, default=512, help="classes drawn in a step")
     parser.add_argument("--steps", type=int, default=2000, help="steps of a training")
+    parser.add_argument("--jobs", type=int, default=1, help="trainings at a time, which share the device")
     parser.add_argument("--check", action="store_true", help="fail if a curve ends outside the spread of the seeds")
     parser.add_argument("--out", type=Path, default=RESULTS, help="CSV file")
     arguments = parser.parse_args()
@@ -114,16 +128,12 @@ def main() -> int:
     size = Size(arguments.classes, arguments.batch, arguments.k, arguments.steps)
     device = "cpu" if arguments.device == "cpu" else torch.cuda.get_device_name()
     rows: list[Row] = []
-    for precision in arguments.precisions:
-        for seed in range(arguments.seeds):
-            for impl in arguments.impls:
-                about = {"precision": precision, "impl": impl, "seed": seed}
-                points = curve(size, precision, impl, seed, arguments.device)
-                found = [
-                    {**about, "step": step, "loss": loss, "device": device, **provenance()} for step, loss in points
-                ]
-                rows += found
-                print(f"{precision:30}{impl:10}seed {seed}  last loss {points[-1][1]:.4f}", flush=True)
+    trainings = list(itertools.product(arguments.precisions, range(arguments.seeds), arguments.impls))
+    tasks = [(size, precision, impl, seed, arguments.device) for precision, seed, impl in trainings]
+    for (precision, seed, impl), points in zip(trainings, curves(tasks, arguments.jobs), strict=True):
+        about = {"precision": precision, "impl": impl, "seed": seed}
+        rows += [{**about, "step": step, "loss": loss, "device": device, **provenance()} for step, loss in points]
+        print(f"{precision:30}{impl:10}seed {seed}  last loss {points[-1][1]:.4f}", flush=True)
     write_csv(arguments.out, rows)
     compared = differences(rows)
     for precision, distance, spread in compared:
