@@ -91,7 +91,8 @@ def kernels_of(step: Step, steps: int = 5) -> list[tuple[str, float, float]]:
         for _ in range(steps):
             step()
         torch.cuda.synchronize()
-    events = profiler.key_averages()
+    # The calls that launch kernels are events too, which take no time on the device.
+    events = [event for event in profiler.key_averages() if event.device_time_total > 0]
     found = [(event.key, event.device_time_total / 1e3 / steps, event.count / steps) for event in events]
     return sorted(found, key=lambda item: -item[1])
 

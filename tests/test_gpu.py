@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
@@ -250,21 +251,25 @@ def test_a_gradient_without_all_rows_is_not_filled_with_zeros():
     assert loss.isfinite()
 
 
-SEEDS = 12  # of a draw: in half precision the error of one is the luck of a few roundings
+SEEDS, BATCH = 12, 37  # draws of a case, and their examples: in half precision the error is the luck of roundings
+KINK = 0.1  # more than half precision rounds a score
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("case", DRAWS)
 @pytest.mark.parametrize("name", FORMS)
 def test_a_draw_by_triton_is_no_less_accurate_than_the_eager_one(name, case, dtype):
-    pairs = [errors_of_a_draw(name, draw_of(case, 37, dtype=torch.float32, seed=seed), dtype) for seed in range(SEEDS)]
+    draws = [draw_of(case, BATCH, dtype=torch.float32, seed=seed) for seed in range(SEEDS)]
+    pairs = [errors_of_a_draw(FORMS[name], draw, dtype) for draw in draws]
     ours, eager = torch.tensor(pairs, dtype=torch.float64).square().mean(0).sqrt()
-    # The bias gradients of a class are added up in the dtype of the table by the same scatter of both.
-    slack = torch.tensor([1.0, 1.0, 1.0, 1.0 if dtype == torch.float32 else 1.3], dtype=torch.float64)
-    assert (ours <= slack * eager + 1e-5).all(), (ours, eager)
+    # Both round what they store to half precision: 4.5 standard errors of the ratio. The bias gradients of a class are
+    # added up in that precision, by the same scatter.
+    luck = 1 + 4.5 / (SEEDS * BATCH) ** 0.5
+    slack = [1.0] * 4 if dtype == torch.float32 else [luck, luck, luck, 1.3]
+    assert (ours <= torch.tensor(slack, dtype=torch.float64) * eager + 1e-5).all(), (ours, eager)
 
 
-def errors_of_a_draw(name, given, dtype):
+def errors_of_a_draw(form, given, dtype):
     """Return the errors of loss and gradients by kernels and by torch's operators, against float64."""
     candidates = on_gpu(given.candidates)
 
@@ -273,18 +278,29 @@ def errors_of_a_draw(name, given, dtype):
         return LinearDraw(*tables, given.target.cuda(), candidates)
 
     def results(loss, draw):
-        return [loss, *torch.autograd.grad(loss.sum(), draw_parameters(draw))]
+        return [loss.detach(), *torch.autograd.grad((loss * counted).sum(), draw_parameters(draw))]
 
     narrow, wide = draw(dtype), draw(torch.float64)
     # The same numbers in float64, not those before they were rounded.
     wide = LinearDraw(*(x.detach().double().requires_grad_() for x in draw_parameters(narrow)), wide.target, candidates)
-    truth = results(eager_loss(FORMS[name], wide), wide)
-    ours = results(closed_form.closed_form_loss(FORMS[name], narrow)[0], narrow)
-    eager = results(eager_loss(FORMS[name], narrow), narrow)
+    counted = is_far_from_a_kink(form, wide)
+    truth = results(eager_loss(form, wide), wide)
+    ours = results(closed_form.closed_form_loss(form, narrow)[0], narrow)
+    eager = results(eager_loss(form, narrow), narrow)
     return [
         [float((x.double() - exact).norm() / (1 + exact.norm())) for x, exact in zip(found, truth, strict=True)]
         for found in (ours, eager)
     ]
+
+
+def is_far_from_a_kink(form, draw):
+    """Return a mask [B]: False where the rounding of a score may change the gradient by that of a whole slot."""
+    if getattr(form, "activation", None) != "relu":
+        return torch.ones_like(draw.target, dtype=torch.bool)
+    margin = form.margin_of(C)
+    below, here, above = (eager_loss(replace(form, margin=margin + shift), draw) for shift in (-KINK, 0.0, KINK))
+    # A sum of max(0, x) is linear in the margin but for its kinks.
+    return (above - 2 * here + below).abs() < 1e-9
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

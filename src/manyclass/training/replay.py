@@ -207,9 +207,7 @@ class ReplayedStep:
         try:
             shape.replay = self._graphs.record(lambda: self._recorded(shape, tree), generators)
         except Exception as error:
-            # torch leaves generators in the state of a recording if one fails; another one ends it.
-            with contextlib.suppress(Exception):
-                self._graphs.record(lambda: (torch.zeros((), device="cuda"),), generators)
+            self._graphs.abandon(generators)
             first = error.__context__ or error
             self._refuse(f"{type(first).__name__}: {' '.join(str(first).split())[:MAX_REASON_CHARACTERS]}")
 
@@ -278,8 +276,12 @@ class _Graphs:
             if generator is not torch.cuda.default_generators[generator.device.index or 0]:
                 graph.register_generator_state(generator)
         self._pool = self._pool or torch.cuda.graph_pool_handle()
-        # Other threads may build tables meanwhile.
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+        # A recording that fails leaves its own stream as the current one, until the outer block restores it. Other
+        # threads may build tables meanwhile.
+        with (
+            torch.cuda.stream(torch.cuda.current_stream()),
+            torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"),
+        ):
             outputs = work()
         self._number += 1
 
@@ -289,6 +291,15 @@ class _Graphs:
             return tuple(output.clone() for output in outputs)
 
         return replay
+
+    def abandon(self, generators: list[torch.Generator]) -> None:
+        """End what torch leaves open after a recording that failed: its memory pool and the state of the generators."""
+        pool, self._pool = self._pool, None
+        with contextlib.suppress(Exception):
+            torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), pool)
+        # A generator leaves the state of a recording at the end of the next one, which needs another pool.
+        with contextlib.suppress(Exception):
+            self.record(lambda: (torch.zeros((), device="cuda"),), generators)
 
 
 @contextlib.contextmanager
