@@ -2,6 +2,7 @@
 VENV := .venv
 PYTHON := $(VENV)/bin/python
 READY := $(VENV)/.ready
+INTEGRATIONS := $(VENV)/.ready-integrations
 BENCH := $(VENV)/.ready-bench
 PIP := $(PYTHON) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
@@ -15,8 +16,12 @@ $(READY): pyproject.toml constraints.txt
 	$(PIP) --editable '.[dev]'
 	touch $@
 
+$(INTEGRATIONS): $(READY)
+	$(PIP) --editable '.[integrations]'
+	touch $@
+
 # One process for each core, with one thread: more threads would wait for each other.
-test: $(READY)
+test: $(INTEGRATIONS)
 	OMP_NUM_THREADS=1 $(PYTHON) -m pytest --numprocesses 2 --dist worksteal
 
 check: $(READY)
@@ -24,7 +29,7 @@ check: $(READY)
 	$(VENV)/bin/ruff check .
 	$(MAKE) --jobs 2 types test
 
-types: $(READY)
+types: $(INTEGRATIONS)
 	$(VENV)/bin/mypy
 
 demo: $(READY)
