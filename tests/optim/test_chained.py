@@ -68,6 +68,76 @@ def test_a_loaded_state_goes_on_bit_for_bit_also_from_a_file(name, tmp_path):
     identical([*rows, *dense], [*new_rows, *new_dense])
 
 
+def broken_states():
+    """Return by name functions that damage the state of a chain of RowAdam, AdamW and a chain of RowAdagrad."""
+
+    def shorter_group(state):
+        state["1 AdamW"]["param_groups"][0]["params"].pop()
+
+    def other_shape(state):
+        inner = state["2 Chained"]["0 RowAdagrad"]["state"]
+        inner[0]["sum"] = inner[0]["sum"][:-1]
+
+    def no_groups(state):
+        del state["1 AdamW"]["param_groups"]
+
+    def no_step(state):
+        # torch has replaced the state when it finds out.
+        del state["1 AdamW"]["state"][0]["step"]
+
+    def no_child(state):
+        del state["2 Chained"]
+
+    def nothing(state):
+        state["2 Chained"] = None
+
+    def negative_rate(state):
+        state["2 Chained"]["0 RowAdagrad"]["param_groups"][0]["lr"] = -1.0
+
+    return {
+        found.__name__: found
+        for found in (shorter_group, other_shape, no_groups, no_step, no_child, nothing, negative_rate)
+    }
+
+
+@pytest.mark.parametrize("name", broken_states())
+def test_a_state_that_one_of_them_refuses_changes_none(name):
+    def chain(seed):
+        tables = [parameters(seed=seed + i) for i in range(3)]
+        inner = Chained(RowAdagrad(tables[2], 0.1))
+        return tables, Chained(RowAdam(tables[0], 0.1), torch.optim.AdamW(tables[1], 0.01), inner)
+
+    def step(tables, chained, seed):
+        for i, table in enumerate(tables):
+            (set_dense_gradients if i == 1 else set_gradients)(table, IDS, seed + i)
+        chained.step()
+
+    (tables, chained), (expected, untouched), (others, saved) = chain(0), chain(0), chain(50)
+    for one, optimizer in ((tables, chained), (expected, untouched), (others, saved)):
+        for seed in (10, 20):
+            step(one, optimizer, seed)
+    saved.param_groups[0]["lr"] = saved.param_groups[1]["lr"] = 0.7
+    broken = copy.deepcopy(saved.state_dict())
+    broken_states()[name](broken)
+    groups = chained.param_groups
+    state = {parameter: dict(value) for parameter, value in chained.state.items()}
+    with pytest.raises((ValueError, TypeError, KeyError, AttributeError)):
+        chained.load_state_dict(broken)
+    # The very groups and tensors, which schedules and others may hold.
+    assert all(one is other for one, other in zip(groups, chained.param_groups, strict=True))
+    assert chained.state.keys() == state.keys()
+    for parameter, value in state.items():
+        assert chained.state[parameter].keys() == value.keys()
+        assert all(chained.state[parameter][key] is found for key, found in value.items())
+    step(tables, chained, 30)
+    step(expected, untouched, 30)
+    for one, other in zip(tables, expected, strict=True):
+        identical(one, other)
+    # The state is refused for its damage alone.
+    chained.load_state_dict(saved.state_dict())
+    assert chained.param_groups[0]["lr"] == 0.7
+
+
 def test_groups_and_state_are_those_of_the_children():
     rows, dense, first, second = pair("RowAdagrad")
     chained = Chained(first, second)

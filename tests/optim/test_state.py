@@ -59,6 +59,20 @@ def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(name, dtype):
     identical(params, again)
 
 
+@pytest.mark.parametrize("name", OURS)
+def test_a_state_can_be_loaded_more_than_once_also_into_a_copy(name):
+    params = parameters()
+    optimizer = OURS[name](params)
+    train(params, optimizer, range(3))
+    again, other = copy.deepcopy((params, optimizer))
+    for _ in range(2):
+        other.load_state_dict(through_a_file(optimizer.state_dict()))
+    other.load_state_dict(through_a_file(other.state_dict()))
+    for p, o in ((params, optimizer), (again, other)):
+        caught_up(train(p, o, range(3, 6)), o)
+    identical(params, again)
+
+
 @pytest.mark.parametrize("how", [copy.deepcopy, lambda pair: pickle.loads(pickle.dumps(pair))], ids=["copy", "pickle"])
 @pytest.mark.parametrize("name", OURS)
 def test_a_copy_of_an_optimiser_trains_its_own_parameters(name, how):

@@ -61,7 +61,8 @@ def check_loaded(
         raise ValueError("`state_dict` must number each parameter once, and hold state of these alone, got others")
     for group in groups:
         for name in optimizer.defaults:
-            if name not in group and name not in OPTIONS:
+            # A first load has added "differentiable" to the defaults, but to no group.
+            if name not in group and name not in OPTIONS and name != "differentiable":
                 raise ValueError(f"`state_dict` must have the option {name!r} in each group, got one without it")
         check_options(group)
         for name, value in group.items():

@@ -93,7 +93,7 @@ class Chained(Optimizer):
         return {name: optimizer.state_dict() for name, optimizer in self.children().items()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load the state of each optimiser; nothing changes if one of them is refused by its name.
+        """Load the state of each optimiser. If one of them refuses its state, all are left as they were.
 
         Raises:
             ValueError: the state is not that of such optimisers in this order.
@@ -102,8 +102,16 @@ class Chained(Optimizer):
         if not isinstance(state_dict, dict) or list(state_dict) != list(children):
             got = list(state_dict) if isinstance(state_dict, dict) else type(state_dict).__name__
             raise ValueError(f"`state_dict` must be that of {list(children)}, got {got}")
-        for name, optimizer in children.items():
-            optimizer.load_state_dict(state_dict[name])
+        # Loading replaces the groups and the state of an optimiser and writes into neither, so nothing need be copied.
+        before = [(optimizer, dict(vars(optimizer))) for optimizer in self._leaves()]
+        try:
+            for name, optimizer in children.items():
+                optimizer.load_state_dict(state_dict[name])
+        except BaseException:
+            for optimizer, attributes in before:
+                vars(optimizer).clear()
+                vars(optimizer).update(attributes)
+            raise
 
     def children(self) -> dict[str, Optimizer]:
         """Return the optimisers by the names that they have in a state dict."""
@@ -120,6 +128,11 @@ class Chained(Optimizer):
 
     def __repr__(self) -> str:
         return f"Chained({', '.join(map(repr, self.optimizers))})"
+
+    def _leaves(self) -> Iterator[Optimizer]:
+        """Yield the optimisers that have groups and state themselves."""
+        for optimizer in self.optimizers:
+            yield from optimizer._leaves() if isinstance(optimizer, Chained) else (optimizer,)
 
     def _check_no_shared_parameter(self) -> None:
         owner: dict[int, str] = {}
