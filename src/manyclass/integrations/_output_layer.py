@@ -1,0 +1,133 @@
+"""The output layer of a language model of Transformers: what it computes, and a forward pass that leaves it out."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from manyclass import _check
+from manyclass._context import fork_rng
+from manyclass.defaults import IGNORE_INDEX
+from manyclass.eval_mode import eval_mode
+
+TOKENS = 4  # of a probe
+PLANTED = 1000.0  # a score of a probe: large, so that soft-capping and scaling change it whatever the weights are
+LOSS_TOLERANCE = 1e-2  # times the loss, which a model in 16 bits may round
+
+
+@contextmanager
+def scored_by(layer: nn.Module, score: Callable[[Tensor], Tensor]) -> Iterator[None]:
+    """Let a function stand for the forward pass of a layer."""
+    own = layer.__dict__.get("forward")
+    layer.forward = score
+    try:
+        yield
+    finally:
+        if own is None:
+            del layer.forward
+        else:
+            layer.forward = own
+
+
+def run_without_scores(forward: Callable[..., Any], layer: nn.Module, arguments: dict[str, Any]) -> tuple[Tensor, Any]:
+    """Return the input of the output layer, and the output of the model, whose logits are of no class.
+
+    Args:
+        forward: the model, or its forward pass; it must return a ModelOutput.
+        layer: its output layer.
+        arguments: without labels.
+
+    Raises:
+        RuntimeError: the model does not call the layer once.
+    """
+    seen: list[Tensor] = []
+
+    def no_scores(hidden: Tensor) -> Tensor:
+        seen.append(hidden)
+        return hidden[..., :0]
+
+    with scored_by(layer, no_scores):
+        output = forward(**arguments, return_dict=True)
+    if len(seen) != 1:
+        raise RuntimeError(f"the model must call its output layer once in a forward pass, got {len(seen)} calls")
+    return seen[0], output
+
+
+def output_layer(model: Any) -> nn.Module:
+    """Return the layer from hidden states to logits.
+
+    Raises:
+        ValueError: the model has none, or one without a table of class vectors.
+    """
+    layer: nn.Module | None = model.get_output_embeddings()
+    if layer is None:
+        raise ValueError(f"`model` must have an output layer, got a {type(model).__name__} without one")
+    weight = getattr(layer, "weight", None)
+    if not isinstance(weight, nn.Parameter) or weight.dim() != 2 or not weight.is_floating_point():
+        raise ValueError(
+            "`model` must have an output layer with a weight [C, D] of floats, got a "
+            f"{type(model).__name__} with a {type(layer).__name__}"
+        )
+    _check.values("model", weight)
+    return layer
+
+
+def tables_of(layer: Any) -> tuple[nn.Parameter, nn.Parameter | None]:
+    """Return weight and bias of an output layer."""
+    return layer.weight, getattr(layer, "bias", None)
+
+
+def shifts_labels(model: Any, layer: nn.Module) -> bool:
+    """Return True if the model predicts the label of the next position, and False if that of the same position.
+
+    Probes replace the model's scores by others and look at the logits and the loss that come out.
+
+    Raises:
+        ValueError: the logits are not those of a linear output layer, the loss is not the cross entropy of the logits,
+            or the model cannot run without scores.
+    """
+    weight, bias = tables_of(layer)
+    num_classes, dim = weight.shape
+    # No pads: models warn about them.
+    pad = getattr(model.config, "pad_token_id", None)
+    some = [i for i in range(min(num_classes, TOKENS + 1)) if i != pad] or [0]
+    ids = torch.tensor([(some * TOKENS)[:TOKENS]], device=weight.device)
+    labels = ids.clone()
+    labels[0, TOKENS // 2] = IGNORE_INDEX
+    planted = torch.zeros(1, TOKENS, num_classes, dtype=weight.dtype, device=weight.device)
+    planted.scatter_(2, ids.unsqueeze(2), PLANTED)
+    hidden = torch.linspace(-1, 1, dim, device=weight.device).to(weight.dtype)
+    with eval_mode(model), fork_rng(weight.device), torch.no_grad():
+        expected = F.linear(hidden, weight, bias)
+        if not torch.allclose(layer(hidden), expected, rtol=LOSS_TOLERANCE, atol=LOSS_TOLERANCE):
+            raise ValueError(f"`model` must have a linear output layer, got {type(layer).__name__} with other scores")
+        try:
+            with scored_by(layer, lambda hidden: planted):
+                output = model(input_ids=ids, labels=labels, return_dict=True)
+            logits, loss = output["logits"], float(output["loss"])
+            run_without_scores(model, layer, {"input_ids": ids})
+        except Exception as error:
+            raise ValueError(
+                "`model` must be a language model that runs on `input_ids` and `labels`, calls its output layer once "
+                f"and returns logits and a loss, got a {type(model).__name__} that fails: {error}"
+            ) from error
+    if logits.shape != planted.shape or not torch.equal(logits.to(planted.dtype), planted):
+        raise ValueError(
+            "`model` must return the scores of its output layer as they are, got a "
+            f"{type(model).__name__} that changes them, for example by soft-capping or scaling: "
+            f"a score of {PLANTED:g} becomes {float(logits.max()):g}"
+        )
+    planted = planted.float()
+    unshifted = float(F.cross_entropy(planted[0], labels[0]))
+    shifted = float(F.cross_entropy(planted[0, :-1], labels[0, 1:]))
+    for shifts, expected_loss in ((True, shifted), (False, unshifted)):
+        if abs(loss - expected_loss) <= LOSS_TOLERANCE * max(1.0, expected_loss):
+            return shifts
+    raise ValueError(
+        "`model` must have the cross entropy of its logits as its loss, got a "
+        f"{type(model).__name__} with a loss of {loss:g} in a probe where that is {shifted:g} for labels that are "
+        f"shifted and {unshifted:g} for labels that are not"
+    )
