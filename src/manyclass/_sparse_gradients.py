@@ -24,6 +24,12 @@ def _register(operator: str, function: Callable[..., Any]) -> None:
             _LIBRARIES[library].impl(name, function, backend)
 
 
+def _summed(gradient: Tensor) -> Tensor:
+    """Return the coalesced gradient, with sums in float32 at least: 16 bits would lose most of many rows."""
+    wide = torch.float32 if gradient.dtype in (torch.float16, torch.bfloat16) else gradient.dtype
+    return gradient.to(wide).coalesce()
+
+
 def _norm(
     gradient: Tensor,
     ord: float = 2,
@@ -35,10 +41,10 @@ def _norm(
     """Return the norm of all elements."""
     if ord <= 0 or dim is not None or keepdim:
         raise NotImplementedError(f"the norm of a sparse tensor is over all elements with ord above 0, got ord {ord}")
-    values = gradient.coalesce().values()
+    values = _summed(gradient).values()
     # The maximum over no element is not defined.
-    norm: Tensor = torch.linalg.vector_norm(values if values.numel() else values.new_zeros(1), ord, dtype=dtype)
-    return norm
+    norm: Tensor = torch.linalg.vector_norm(values if values.numel() else values.new_zeros(1), ord)
+    return norm.to(gradient.dtype if dtype is None else dtype)
 
 
 def _clamp_(gradient: Tensor, min: float | None = None, max: float | None = None) -> Tensor:
@@ -46,7 +52,7 @@ def _clamp_(gradient: Tensor, min: float | None = None, max: float | None = None
     if (min is not None and min > 0) or (max is not None and max < 0):
         raise NotImplementedError(f"a sparse tensor is clamped to a range that holds 0, got min {min} and max {max}")
     if not gradient.is_coalesced():
-        gradient.copy_(gradient.coalesce())
+        gradient.copy_(_summed(gradient))
     gradient.values().clamp_(min, max)
     return gradient
 

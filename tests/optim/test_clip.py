@@ -62,6 +62,29 @@ def test_a_norm_that_is_not_finite_raises_only_if_asked():
     assert clip_grad_norm_(params, 1.0) == torch.inf
 
 
+CLIPS = {
+    "ours": lambda weight: clip_grad_norm_(weight, 20.0),
+    "torch, norm": lambda weight: torch.nn.utils.clip_grad_norm_(weight, 20.0),
+    "torch, value": lambda weight: torch.nn.utils.clip_grad_value_(weight, 10.0),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("name", CLIPS)
+def test_many_small_rows_in_half_precision_are_summed_in_float32(name, dtype):
+    weight = torch.nn.Parameter(torch.zeros(C, D, dtype=dtype))
+    ids, rows = torch.zeros(1, 4096, dtype=torch.int64), torch.full((4096, D), 2.0**-8, dtype=dtype)
+    weight.grad = torch.sparse_coo_tensor(ids, rows, weight.shape, check_invariants=False)
+    norm = CLIPS[name](weight)
+    # The sum is 16 in each element; in 16 bits it would stop at 1 or 8.
+    if norm is not None:
+        assert norm.item() == pytest.approx(16 * D**0.5, rel=0.01)
+    first, *others = weight.grad.double().to_dense()
+    expected = 10.0 if norm is None else 20.0 / D**0.5
+    assert first.tolist() == pytest.approx([expected] * D, rel=0.01)
+    assert not torch.stack(others).any()
+
+
 class TestTorchsOwn:
     """torch's own functions, which Lightning calls, clip the sparse gradients of a head."""
 

@@ -42,17 +42,21 @@ def raw_rows(parameter: Tensor, *state: Tensor) -> tuple[Tensor, Tensor] | None:
 def coalesced_gradient(parameter: Tensor) -> Tensor:
     """Return the parameter's gradient with the repeated rows of a sparse one summed.
 
-    If coalescing would synchronise, the first place of a repeated row holds the sum and the others hold zeros.
+    If coalescing would synchronise, the first place of a repeated row holds the sum and the others hold zeros. Sums are
+    rounded to the dtype of the gradient once.
     """
     gradient = _checked(parameter)
-    if not gradient.is_sparse:
+    if not gradient.is_sparse or gradient.is_coalesced():
         return gradient
+    dtype = gradient.dtype
+    # The cast comes before the sum, which in half precision would lose most of many rows.
+    gradient = gradient.to(wide_dtype(dtype))
     if not _would_synchronise(gradient):
-        return gradient.coalesce()
+        return gradient.coalesce().to(dtype)
     ids, run, rows = _runs(gradient)
     first = torch.ones_like(run, dtype=torch.bool)
     first[1:] = run[1:] != run[:-1]
-    rows = torch.where(per_row(first, rows), rows[run], 0)
+    rows = torch.where(per_row(first, rows), rows[run], 0).to(dtype)
     return torch.sparse_coo_tensor(ids.unsqueeze(0), rows, gradient.shape, check_invariants=False)
 
 
