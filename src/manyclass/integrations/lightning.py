@@ -1,0 +1,56 @@
+"""What a Lightning training with sampled classes needs beyond Lightning: draws that repeat after a resume, and DDP."""
+
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.strategies import DDPStrategy
+from numpy.random import SeedSequence
+
+from manyclass.parallel import prepare
+
+
+class SampledTraining(Callback):  # type: ignore[misc]
+    """A callback that lets a training resume bit for bit, and prepares its module for DistributedDataParallel.
+
+    Lightning's checkpoints hold no RNG state, so a resumed training would draw other classes than an uninterrupted one.
+    This callback seeds torch before each training batch, by a seed that checkpoints hold, the rank, the epoch and the
+    number of the batch. Ranks then draw different classes, and dropout repeats too.
+
+    With `DDPStrategy` it calls `manyclass.parallel.prepare` on the module, which heads and embeddings with sparse
+    gradients need. Do so at the end of `configure_model` for those that are made there.
+
+    The order of the examples is left to the data loader. A sampler with `set_epoch`, which Lightning gives a loader
+    under DDP, shuffles alike in a resumed training; a resume within an epoch needs a loader with `state_dict`.
+
+    Example:
+        >>> trainer = Trainer(callbacks=[SampledTraining()], logger=False, enable_checkpointing=False)
+        >>> # trainer.fit(module, loader, ckpt_path="last")
+    """
+
+    def __init__(self) -> None:
+        self._seed: int | None = None
+        self._loaded: int | None = None
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Prepare the module for DDP."""
+        if stage == "fit" and isinstance(trainer.strategy, DDPStrategy):
+            prepare(pl_module.to(trainer.strategy.root_device))
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Take the seed of the checkpoint, or else torch's of the first rank."""
+        seed = torch.initial_seed() if self._loaded is None else self._loaded
+        self._seed, self._loaded = trainer.strategy.broadcast(seed), None
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: object, batch_idx: int) -> None:
+        """Seed torch for this batch."""
+        words = [self._seed, trainer.global_rank, trainer.current_epoch, batch_idx]
+        torch.manual_seed(int(SeedSequence(words).generate_state(1, "uint64")[0]))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the seed."""
+        return {"seed": self._seed}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Use the seed of a checkpoint in the next training."""
+        self._loaded = state_dict["seed"]

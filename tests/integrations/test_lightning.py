@@ -1,0 +1,258 @@
+"""A head trains under Lightning in every precision, clipped and accumulated, and resumes bit for bit."""
+
+import copy
+from functools import partial
+
+import lightning as L
+import pytest
+import torch
+from lightning.pytorch.plugins import MixedPrecision
+from torch.utils.data import DataLoader, SequentialSampler
+
+from manyclass import optim
+from manyclass.integrations.lightning import SampledTraining
+from tests.integrations.lightning_model import (
+    BATCH,
+    SAMPLERS,
+    Examples,
+    NextClass,
+    Resumable,
+    assert_same,
+    state_of,
+    trainer,
+)
+from tests.optim.tables import identical
+
+pytestmark = [
+    # Lightning's own: it calls a class that torch 2.13 deprecates,
+    pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.` is deprecated:FutureWarning"),
+    # knows that these small data need no processes to load them,
+    pytest.mark.filterwarnings("ignore:The '.*_dataloader' does not have many workers"),
+    # and notes that a resumed training saves its checkpoints into another folder.
+    pytest.mark.filterwarnings("ignore:The dirpath has changed from"),
+]
+
+# On CPUs Lightning turns "16-mixed" into "bf16-mixed", but its plugin does float16 with a GradScaler there too.
+PRECISIONS = {
+    "32-true": {"precision": "32-true"},
+    "bf16-mixed": {"precision": "bf16-mixed"},
+    "16-mixed": {"plugins": [lambda: MixedPrecision("16-mixed", "cpu")]},
+    "bf16-true": {"precision": "bf16-true"},
+}
+CLIPPING = {
+    "not clipped": {},
+    "clipped by norm": {"gradient_clip_val": 0.3, "gradient_clip_algorithm": "norm"},
+    "clipped by value": {"gradient_clip_val": 0.02, "gradient_clip_algorithm": "value"},
+}
+ROWS = {
+    "RowSGD": partial(optim.RowSGD, lr=0.5, momentum=0.9, weight_decay=0.01),
+    "RowAdagrad": partial(optim.RowAdagrad, lr=0.3, by_row=True),
+    "RowAdam": partial(optim.RowAdam, lr=0.03),
+}
+
+
+class Crash(L.Callback):
+    """Stops a training by an error at its first batch after so many steps."""
+
+    def __init__(self, step):
+        self.step = step
+
+    def on_train_batch_start(self, trainer, module, batch, batch_idx):
+        if trainer.global_step >= self.step:
+            raise InterruptedError
+
+
+def options_of(precision, clipping="not clipped"):
+    options = dict(PRECISIONS[precision])
+    if "plugins" in options:
+        options["plugins"] = [make() for make in options["plugins"]]
+    return options | CLIPPING[clipping]
+
+
+def fit(module, folder=None, *, crash=None, resume=None, seed=0, loader=Resumable, **options):
+    """Train a module made after seeding, and return it with its trainer."""
+    L.seed_everything(seed, verbose=False)
+    module = module()
+    callbacks = [*([] if crash is None else [Crash(crash)]), SampledTraining()]
+    run = trainer(folder, **{"max_epochs": 2, "callbacks": callbacks} | options)
+    held_out = DataLoader(Examples(32, seed=1), 16)
+    try:
+        # A checkpoint is read without running code from it.
+        run.fit(module, loader(Examples()), held_out, ckpt_path=resume, weights_only=True)
+    except InterruptedError:
+        assert run.global_step == crash
+    return module
+
+
+def assert_resumes(module, tmp_path, *, every=3, crash=4, **options):
+    """Raise unless a training that crashes equals one that does not, after it went on from its last checkpoint."""
+    whole = fit(module, tmp_path / "whole", every=every, **options)
+    interrupted = fit(module, tmp_path / "interrupted", every=every, crash=crash, **options)
+    assert interrupted.trainer.global_step < whole.trainer.global_step
+    # In another process torch's seed would be another too.
+    last = tmp_path / "interrupted" / "last.ckpt"
+    resumed = fit(module, tmp_path / "resumed", every=every, resume=last, seed=99, **options)
+    assert resumed.trainer.global_step == whole.trainer.global_step
+    assert_same(state_of(whole), state_of(resumed))
+    return whole
+
+
+class Clipped(NextClass):
+    """A module that compares each step's gradients with dense ones, clipped by torch."""
+
+    compared = reduced = 0
+
+    def configure_gradient_clipping(self, optimizer, gradient_clip_val=None, gradient_clip_algorithm=None):
+        assert self.head.weight.grad.is_sparse
+        assert self.head.bias.grad.is_sparse
+        before = self.gradients()
+        self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
+        after = self.gradients()
+        assert self.head.weight.grad.is_sparse
+        if not all(gradient.isfinite().all() for gradient in before):
+            return
+        expected = [torch.nn.Parameter(torch.empty_like(gradient)) for gradient in before]
+        for parameter, gradient in zip(expected, before, strict=True):
+            parameter.grad = gradient.clone()
+        if gradient_clip_algorithm == "norm":
+            torch.nn.utils.clip_grad_norm_(expected, gradient_clip_val)
+        elif gradient_clip_algorithm == "value":
+            torch.nn.utils.clip_grad_value_(expected, gradient_clip_val)
+        # Each row of a gradient is rounded to the dtype before rows of one class are summed.
+        half = self.head.weight.dtype == torch.bfloat16
+        largest = max(gradient.abs().max().item() for gradient in before)
+        tolerance = {"rtol": 2**-7, "atol": 2**-8 * largest} if half else {"rtol": 1e-5, "atol": 1e-7}
+        for mine, other in zip(after, expected, strict=True):
+            torch.testing.assert_close(mine, other.grad, **tolerance)
+        self.compared += 1
+        self.reduced += any(not torch.equal(one, other) for one, other in zip(before, after, strict=True))
+
+    def gradients(self):
+        return [parameter.grad.to(torch.float32, copy=True).to_dense() for parameter in self.parameters()]
+
+
+@torch.no_grad()
+def loss_before(module):
+    """Return the exact held-out loss of a module that has not been trained."""
+    L.seed_everything(0, verbose=False)
+    x, target = Examples(32, seed=1)[:]
+    module = module().eval()
+    return module.head.exact_loss(module.encoder(x), target)
+
+
+@pytest.mark.parametrize("accumulated", [1, 2])
+@pytest.mark.parametrize("clipping", CLIPPING)
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_a_training_that_crashes_goes_on_bit_for_bit(tmp_path, precision, clipping, accumulated):
+    def module():
+        return Clipped("Learned")
+
+    options = options_of(precision, clipping) | {"accumulate_grad_batches": accumulated}
+    trained = assert_resumes(module, tmp_path, **options)
+    steps = 18 // accumulated
+    # A GradScaler starts too high, and leaves out some steps.
+    assert trained.compared >= (steps if precision != "16-mixed" else steps - 4)
+    assert trained.reduced == (0 if clipping == "not clipped" else trained.compared)
+    assert trained.trainer.callback_metrics["held_out"] < loss_before(module)
+
+
+@pytest.mark.parametrize("every", [4, None], ids=["within an epoch", "after a validation"])
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_every_row_optimiser_and_sampler_resumes(tmp_path, sampler, rows, every):
+    def module():
+        return NextClass(sampler, rows=ROWS[rows])
+
+    assert_resumes(module, tmp_path, every=every, crash=13)
+
+
+def test_an_ordinary_loader_resumes_after_an_epoch(tmp_path):
+    def loader(examples):
+        return DataLoader(examples, BATCH, sampler=SequentialSampler(examples))
+
+    assert_resumes(NextClass, tmp_path, every=None, crash=13, loader=loader)
+
+
+def test_a_checkpoint_holds_each_optimiser_by_name(tmp_path):
+    module = fit(NextClass, tmp_path)
+    saved = torch.load(tmp_path / "last.ckpt", weights_only=True)
+    assert_same(saved["optimizer_states"], [state_of(module)["optimizer"]])
+    assert list(saved["optimizer_states"][0]) == ["0 RowAdagrad", "1 AdamW"]
+
+
+class Plain(NextClass):
+    """A module whose draws depend on nothing but the number of the step."""
+
+    def training_step(self, batch, batch_idx):
+        torch.manual_seed(self.global_step)
+        return super().training_step(batch, batch_idx)
+
+
+@pytest.mark.parametrize("rows", ROWS)
+def test_lightning_steps_as_a_loop_with_both_optimisers_apart(rows):
+    torch.manual_seed(3)
+    module = Plain(rows=ROWS[rows])
+    alone = copy.deepcopy(module)
+    run = trainer(max_epochs=1, limit_val_batches=0)
+    run.fit(module, DataLoader(Examples(), BATCH), DataLoader(Examples(BATCH), BATCH))
+    optimizers = [
+        ROWS[rows]([alone.head.weight, alone.head.bias]),
+        torch.optim.AdamW(alone.encoder.parameters(), lr=0.01),
+    ]
+    schedules = [torch.optim.lr_scheduler.LambdaLR(each, lambda step: 0.97**step) for each in optimizers]
+    for step, (x, target) in enumerate(DataLoader(Examples(), BATCH)):
+        torch.manual_seed(step)
+        for each in optimizers:
+            each.zero_grad()
+        alone.head(alone.encoder(x), target).backward()
+        for each in (*optimizers, *schedules):
+            each.step()
+    identical(module.parameters(), alone.parameters())
+    (chained,) = run.optimizers
+    for mine, other in zip(chained.children().values(), optimizers, strict=True):
+        assert_same(mine.state_dict(), other.state_dict())
+
+
+@pytest.mark.parametrize("algorithm", ["norm", "value"])
+def test_sparse_gradients_train_as_dense_ones_that_torch_clips(algorithm):
+    options = {"gradient_clip_val": 0.05, "gradient_clip_algorithm": algorithm, "accumulate_grad_batches": 2}
+    sparse = fit(NextClass, **options)
+    dense = fit(partial(NextClass, sparse=False, rows=partial(torch.optim.Adagrad, lr=0.3)), **options)
+    assert dense.head.weight.grad is None or not dense.head.weight.grad.is_sparse
+    for mine, other in zip(sparse.parameters(), dense.parameters(), strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-5)
+
+
+class Manual(NextClass):
+    """A module that steps its optimiser itself."""
+
+    automatic_optimization = False
+
+    def training_step(self, batch, batch_idx):
+        optimizer = self.optimizers()
+        loss = super().training_step(batch, batch_idx)
+        optimizer.zero_grad()
+        self.manual_backward(loss)
+        optimizer.step()
+        self.lr_schedulers().step()
+
+
+def test_manual_optimization_is_automatic_optimization():
+    automatic, manual = fit(NextClass), fit(Manual)
+    assert_same(state_of(automatic), state_of(manual))
+
+
+def test_batches_and_epochs_draw_anew_and_a_training_repeats():
+    class Recording(NextClass):
+        def __init__(self):
+            super().__init__()
+            self.drawn = []
+
+        def training_step(self, batch, batch_idx):
+            self.drawn.append(torch.rand(4).tolist())
+            return super().training_step(batch, batch_idx)
+
+    first, second = fit(Recording).drawn, fit(Recording).drawn
+    assert first == second
+    assert len({tuple(numbers) for numbers in first}) == 18
+    assert fit(Recording, seed=1).drawn != first
