@@ -250,7 +250,7 @@ def _checked(name: str, dataset: Dataset) -> Dataset:
 
 
 def _texts(name: str, dataset: Dataset, column: str) -> Iterator[str]:
-    for row, text in enumerate(dataset[column]):
+    for row, text in enumerate(dataset[column][:]):
         if not isinstance(text, str):
             raise TypeError(f"`{name}` must hold texts in column {column!r}, got {type(text).__name__} in row {row}")
         yield text

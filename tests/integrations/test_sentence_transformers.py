@@ -1,0 +1,523 @@
+"""The loss for sentence-transformers, against plain loops, against the library's losses and in its trainer."""
+
+import itertools
+import math
+
+import pytest
+import torch
+from torch import nn
+
+pytest.importorskip("sentence_transformers")
+pytest.importorskip("datasets")
+
+from datasets import Dataset
+from sentence_transformers import (
+    SentenceTransformer,
+    SentenceTransformerTrainer,
+    SentenceTransformerTrainingArguments,
+)
+from sentence_transformers.sentence_transformer.losses import (
+    CachedMultipleNegativesRankingLoss,
+    MatryoshkaLoss,
+    MultipleNegativesRankingLoss,
+)
+from sentence_transformers.sentence_transformer.modules import Pooling, StaticEmbedding, Transformer
+from sentence_transformers.util import cos_sim
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
+from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
+
+from manyclass import ClassCounts
+from manyclass.integrations.sentence_transformers import InBatchLoss, number_positives
+from manyclass.objectives import (
+    BlackOut,
+    HingeRanking,
+    Likelihood,
+    LogisticRanking,
+    NegativeSampling,
+    NoiseContrastive,
+    PlainImportance,
+    SubsetSoftmax,
+)
+
+WORDS = ["red", "green", "blue", "cat", "dog", "bird", "runs", "sleeps", "sings", "fast", "well", "today"]
+ANCHORS = ["red cat", "green dog runs", "blue bird sings well today", "cat", "dog sleeps fast"]
+POSITIVES = ["cat runs", "dog sleeps", "bird sings", "blue cat sleeps", "dog today"]
+NEGATIVES = ["bird", "cat sings today", "red dog", "green bird sings", "fast"]
+COUNTS = torch.tensor([8.0, 4.0, 2.0, 1.0, 1.0, 3.0, 1.0])
+SCALE = 20.0
+NO_MODEL = nn.Sequential(nn.Identity())  # for losses that are given embeddings
+OBJECTIVES = [Likelihood(), SubsetSoftmax(), NegativeSampling(), LogisticRanking(), HingeRanking(), BlackOut()]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A tiny transformer and its tokenizer on disk, where Transformer reads them."""
+    path = tmp_path_factory.mktemp("model")
+    vocabulary = {word: i for i, word in enumerate(["[PAD]", "[UNK]", *WORDS])}
+    tokenizer = Tokenizer(WordLevel(vocabulary, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = WhitespaceSplit()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]").save_pretrained(path)
+    torch.manual_seed(0)
+    config = BertConfig(
+        vocab_size=len(vocabulary),
+        hidden_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=16,
+        max_position_embeddings=16,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+    )
+    BertModel(config).save_pretrained(path)
+    return path
+
+
+@pytest.fixture
+def model(folder):
+    transformer = Transformer(str(folder))
+    return SentenceTransformer(modules=[transformer, Pooling(transformer.get_embedding_dimension())], device="cpu")
+
+
+def static_model():
+    tokenizer = Tokenizer(WordLevel({word: i for i, word in enumerate(["[UNK]", *WORDS])}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = WhitespaceSplit()
+    return SentenceTransformer(modules=[StaticEmbedding(tokenizer, embedding_dim=8)], device="cpu")
+
+
+def inputs(model, *columns):
+    return [dict(model.preprocess(column)) for column in columns]
+
+
+def gradients(model, loss):
+    model.zero_grad()
+    loss.backward()
+    return [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
+
+
+def embeddings(batch, columns, dtype=torch.float64):
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(batch, 4, dtype=dtype, generator=generator).requires_grad_() for _ in range(columns)]
+
+
+def dot(a, b):
+    return sum(x * y for x, y in zip(a, b, strict=True))
+
+
+SIMILARITIES = {
+    "cosine": lambda a, b: dot(a, b) / (dot(a, a) ** 0.5 * dot(b, b) ** 0.5),
+    "dot": dot,
+    "euclidean": lambda a, b: -(dot(a - b, a - b) ** 0.5),
+    "manhattan": lambda a, b: -sum(abs(x - y) for x, y in zip(a, b, strict=True)),
+}
+
+
+def loss_by_loops(columns, ids, counts, similarity="cosine", scale=SCALE):
+    """Return the mean loss as its formula says, one term at a time."""
+    anchors, positives, *negatives = columns
+    batch, total = len(ids), 0
+    for i, (target, *own) in enumerate(ids):
+        explicit = {target}
+        score = scale * SIMILARITIES[similarity](anchors[i], positives[i])
+        z = score.exp()
+        for negative, c in zip(negatives, own, strict=True):
+            if c >= 0 and c not in explicit:
+                explicit.add(c)
+                z = z + (scale * SIMILARITIES[similarity](anchors[i], negative[i])).exp()
+        for j, (c, *_) in enumerate(ids):
+            if j != i and c not in explicit:
+                kappa = 1 / ((batch - 1) * counts[c] / sum(counts))
+                z = z + kappa * (scale * SIMILARITIES[similarity](anchors[i], positives[j])).exp()
+        total = total + z.log() - score
+    return total / batch
+
+
+BATCHES = {
+    "distinct": [[0], [1], [2], [3], [4]],
+    "repeated": [[0], [1], [0], [0], [1]],
+    "hard negatives": [[0, 5], [1, 6], [2, 0], [3, 1], [4, 5]],
+    "several, also of the batch, repeated, the positive or left out": [
+        [0, 1, 5],
+        [1, 6, 6],
+        [0, 0, 2],
+        [2, -1, 1],
+        [1, -1, -1],
+    ],
+    "one example": [[3]],
+    "one example with negatives": [[3, 1, 4]],
+}
+
+
+@pytest.mark.parametrize("mini_batch_size", [None, 2, 5])
+@pytest.mark.parametrize("similarity", SIMILARITIES)
+@pytest.mark.parametrize("ids", BATCHES.values(), ids=BATCHES)
+def test_loss_and_gradients_are_those_of_the_formula(ids, similarity, mini_batch_size):
+    scale = 1.0 if similarity != "cosine" else SCALE
+    loss = InBatchLoss(NO_MODEL, COUNTS, scale=scale, similarity=similarity, mini_batch_size=mini_batch_size)
+    columns = embeddings(len(ids), 1 + len(ids[0]))
+    ours = loss.calculate_loss([list(column.split(2)) for column in columns], torch.tensor(ids))
+    expected = loss_by_loops(columns, ids, COUNTS.tolist(), similarity, scale)
+    torch.testing.assert_close(ours, expected, rtol=1e-12, atol=1e-12)
+    if len(ids) > 1 or len(ids[0]) > 1:
+        ours, expected = (torch.autograd.grad(value, columns) for value in (ours, expected))
+        torch.testing.assert_close(ours, expected, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("ids", BATCHES.values(), ids=BATCHES)
+def test_gradients_are_those_of_finite_differences(ids):
+    loss = InBatchLoss(NO_MODEL, COUNTS, scale=3.0)
+    columns = embeddings(len(ids), 1 + len(ids[0]))
+    assert torch.autograd.gradcheck(
+        lambda *columns: loss.calculate_loss([[column] for column in columns], torch.tensor(ids)), columns
+    )
+
+
+def test_the_sum_over_other_positives_is_unbiased():
+    # exp loss is Z̃ / exp s(x, c): its mean over all batches must be Z / exp s(x, c), here for the first example.
+    counts = COUNTS[:4].double()
+    frequency = (counts / counts.sum()).tolist()
+    anchor, table = (x.detach() for x in embeddings(4, 2))
+    loss = InBatchLoss(NO_MODEL, counts, scale=1.0)
+    target, mean = 2, 0.0
+    for others in itertools.product(range(4), repeat=3):
+        # Copies of the target in place of the other anchors: only the first example's loss is read.
+        ids = torch.tensor([target, *others])
+        candidates = loss._candidates(ids.unsqueeze(1))
+        losses = loss._losses(anchor[:1].expand(4, -1), table[ids], [], slice(0, 4), candidates)
+        mean += math.prod(frequency[c] for c in others) * losses[0].exp().item()
+    scores = cos_sim(anchor[:1], table)[0]
+    assert mean == pytest.approx(((scores - scores[target]).exp().sum()).item(), rel=1e-12)
+
+
+def test_other_copies_of_the_positive_are_no_negatives():
+    columns = embeddings(4, 2)
+    loss = InBatchLoss(NO_MODEL, COUNTS).calculate_loss([[column] for column in columns], torch.tensor([3, 3, 3, 3]))
+    assert loss.item() == 0
+
+
+def library_loss(loss, model, offsets):
+    """Return a loss of the library with numbers added to its scores, [B, B (1 + N)] for N columns of negatives."""
+    return loss(model, scale=SCALE, similarity_fct=lambda a, b: cos_sim(a, b) + offsets[: len(a)] / SCALE)
+
+
+def test_without_kappa_and_repeated_positives_it_is_the_loss_of_the_library(model):
+    model.double()
+    ids = torch.arange(5)
+    ours = InBatchLoss(model, COUNTS, objective=SubsetSoftmax())(inputs(model, ANCHORS, POSITIVES), ids)
+    theirs = MultipleNegativesRankingLoss(model)(inputs(model, ANCHORS, POSITIVES), None)
+    torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=0)
+    torch.testing.assert_close(gradients(model, ours), gradients(model, theirs), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("counts", [torch.ones(7), COUNTS], ids=["uniform", "others"])
+def test_kappa_is_an_offset_of_the_negatives_in_the_loss_of_the_library(model, counts):
+    # With uniform counts the offset is log C/(B - 1): it is 0, and κ changes nothing, only if C = B - 1.
+    model.double()
+    offsets = -(4 * counts[:5].double() / counts.sum()).log().expand(5, 5)
+    offsets = offsets.masked_fill(torch.eye(5, dtype=torch.bool), 0.0)
+    ours = InBatchLoss(model, counts)(inputs(model, ANCHORS, POSITIVES), torch.arange(5))
+    theirs = library_loss(MultipleNegativesRankingLoss, model, offsets)(inputs(model, ANCHORS, POSITIVES), None)
+    torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=0)
+    torch.testing.assert_close(gradients(model, ours), gradients(model, theirs), rtol=1e-9, atol=1e-12)
+
+
+def test_hard_negatives_are_those_of_the_library_without_the_ones_of_other_examples(model):
+    model.double()
+    same = torch.eye(5, dtype=torch.bool)
+    of_positives = -(4 * COUNTS[:5].double() / COUNTS.sum()).log().expand(5, 5)
+    of_negatives = torch.full((5, 5), -torch.inf, dtype=torch.float64)
+    offsets = torch.cat([of_positives.masked_fill(same, 0.0), of_negatives.masked_fill(same, 0.0)], 1)
+    columns = (ANCHORS, POSITIVES, NEGATIVES)
+    ids = torch.stack([torch.arange(5), torch.tensor([5, 6, 5, 6, 5])], 1)
+    ours = InBatchLoss(model, COUNTS)(inputs(model, *columns), ids)
+    theirs = library_loss(MultipleNegativesRankingLoss, model, offsets)(inputs(model, *columns), None)
+    torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=0)
+    torch.testing.assert_close(gradients(model, ours), gradients(model, theirs), rtol=1e-9, atol=1e-12)
+
+
+def test_with_gradient_caching_and_without_kappa_it_is_the_cached_loss_of_the_library(model):
+    model.double()
+    ours = InBatchLoss(model, COUNTS, objective=SubsetSoftmax(), mini_batch_size=2)
+    theirs = CachedMultipleNegativesRankingLoss(model, mini_batch_size=2)
+    ours, theirs = (
+        ours(inputs(model, ANCHORS, POSITIVES), torch.arange(5)),
+        theirs(inputs(model, ANCHORS, POSITIVES), None),
+    )
+    torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=0)
+    torch.testing.assert_close(gradients(model, ours), gradients(model, theirs), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("objective", OBJECTIVES, ids=repr)
+@pytest.mark.parametrize("mini_batch_size", [1, 2, 5, 100])
+def test_gradient_caching_changes_nothing(model, mini_batch_size, objective, dtype):
+    model.to(dtype)
+    columns = (ANCHORS, POSITIVES, NEGATIVES)
+    ids = torch.tensor([[0, 1], [1, 5], [0, 0], [2, -1], [1, 6]])
+    found = []
+    for size in (None, mini_batch_size):
+        loss = InBatchLoss(model, COUNTS, objective=objective, mini_batch_size=size)(inputs(model, *columns), ids)
+        found.append((loss.detach(), gradients(model, loss)))
+    tolerance = 1e-12 if dtype == torch.float64 else 1e-5
+    torch.testing.assert_close(found[1], found[0], rtol=tolerance, atol=tolerance)
+
+
+def test_a_batch_of_one_without_negatives_has_loss_and_gradient_0(model):
+    for size in (None, 4):
+        loss = InBatchLoss(model, COUNTS, mini_batch_size=size)(
+            inputs(model, ANCHORS[:1], POSITIVES[:1]), torch.tensor([2])
+        )
+        assert loss.item() == 0
+        assert all((gradient == 0).all() for gradient in gradients(model, loss))
+
+
+def test_without_gradients_the_loss_is_the_same(model):
+    for size in (None, 2):
+        loss = InBatchLoss(model, COUNTS, mini_batch_size=size)
+        expected = loss(inputs(model, ANCHORS, POSITIVES), torch.arange(5))
+        with torch.no_grad():
+            found = loss(inputs(model, ANCHORS, POSITIVES), torch.arange(5))
+        torch.testing.assert_close(found, expected.detach(), rtol=1e-6, atol=0)
+        assert not found.requires_grad
+
+
+@pytest.mark.parametrize("mini_batch_size", [None, 2])
+def test_scores_are_in_full_precision_under_autocast(model, mini_batch_size):
+    loss = InBatchLoss(model, COUNTS, mini_batch_size=mini_batch_size)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = loss(inputs(model, ANCHORS, POSITIVES), torch.arange(5))
+        columns = [model(column)["sentence_embedding"].detach() for column in inputs(model, ANCHORS, POSITIVES)]
+    expected = loss.calculate_loss([[column.double()] for column in columns], torch.arange(5))
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=0)
+    assert all(gradient.isfinite().all() for gradient in gradients(model, found))
+
+
+@pytest.mark.parametrize("mini_batch_size", [None, 2])
+def test_matryoshka_sums_the_losses_of_all_dimensions(model, mini_batch_size):
+    model.double()
+    loss = MatryoshkaLoss(model, InBatchLoss(model, COUNTS, mini_batch_size=mini_batch_size), [8, 4])
+    found = loss(inputs(model, ANCHORS, POSITIVES), torch.arange(5))
+    columns = [model(column)["sentence_embedding"] for column in inputs(model, ANCHORS, POSITIVES)]
+    expected = sum(
+        loss_by_loops([column[:, :dim] for column in columns], [[c] for c in range(5)], COUNTS.tolist())
+        for dim in (8, 4)
+    )
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=0)
+    torch.testing.assert_close(gradients(model, found), gradients(model, expected), rtol=1e-7, atol=1e-10)
+
+
+def pairs(copies=1, *, negatives=False):
+    columns = {"anchor": ANCHORS * copies, "positive": POSITIVES * copies}
+    return Dataset.from_dict({**columns, "negative": NEGATIVES * copies} if negatives else columns)
+
+
+def trained(model, loss, train, folder, *, optimizer=None, evaluation=None, **options):
+    arguments = SentenceTransformerTrainingArguments(
+        str(folder), use_cpu=True, report_to="none", disable_tqdm=True, **{"save_strategy": "no", **options}
+    )
+    schedule = None if optimizer is None else torch.optim.lr_scheduler.ConstantLR(optimizer, factor=1.0)
+    trainer = SentenceTransformerTrainer(
+        model, arguments, train_dataset=train, eval_dataset=evaluation, loss=loss, optimizers=(optimizer, schedule)
+    )
+    trainer.train()
+    return trainer
+
+
+@pytest.mark.parametrize(
+    ("mini_batch_size", "negatives", "bf16"),
+    [(None, False, False), (None, True, True), (2, True, False), (2, False, True)],
+)
+def test_the_trainer_learns_the_pairs(model, tmp_path, mini_batch_size, negatives, bf16):
+    train, held_out, counts = number_positives(pairs(4, negatives=negatives), pairs(negatives=negatives))
+    loss = InBatchLoss(model, counts, mini_batch_size=mini_batch_size)
+    # 20 pairs make two batches of 7 and a last one of 6.
+    trainer = trained(
+        model,
+        loss,
+        train,
+        tmp_path,
+        evaluation=held_out,
+        per_device_train_batch_size=7,
+        per_device_eval_batch_size=3,
+        learning_rate=1e-2,
+        num_train_epochs=8,
+        eval_strategy="epoch",
+        bf16=bf16,
+    )
+    losses = [entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry]
+    assert len(losses) == 8
+    assert losses[-1] < 0.6 * losses[0]
+    scores = model.similarity(model.encode(ANCHORS), model.encode(POSITIVES))
+    assert (scores.argmax(1) == torch.arange(5)).sum() >= 4
+
+
+@pytest.mark.parametrize("mini_batch_size", [None, 2])
+def test_accumulation_gives_the_mean_gradient_of_the_batches(model, tmp_path, mini_batch_size):
+    train, counts = number_positives(pairs(negatives=True))
+    loss = InBatchLoss(model, counts, mini_batch_size=mini_batch_size)
+    batches = []
+    hook = loss.register_forward_pre_hook(
+        lambda _, given: batches.append(([dict(column) for column in given[0]], given[1]))
+    )
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    trained(
+        model,
+        loss,
+        train,
+        tmp_path,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        per_device_train_batch_size=3,
+        gradient_accumulation_steps=2,
+        max_steps=1,
+        max_grad_norm=0.0,
+    )
+    hook.remove()
+    assert [len(labels) for _, labels in batches] == [3, 2]
+    moved = {name: (before[name] - value) / 0.1 for name, value in model.state_dict().items()}
+    model.load_state_dict(before)
+    gradients(model, sum(loss(columns, labels) for columns, labels in batches) / 2)
+    for name, parameter in model.named_parameters():
+        expected = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        torch.testing.assert_close(moved[name], expected, rtol=1e-3, atol=1e-4)
+
+
+def test_the_model_card_names_the_loss_and_its_options(model, tmp_path):
+    train, counts = number_positives(pairs(2, negatives=True))
+    loss = InBatchLoss(model, counts, mini_batch_size=4)
+    trained(
+        model,
+        loss,
+        train,
+        tmp_path / "run",
+        max_steps=2,
+        per_device_train_batch_size=4,
+        save_strategy="steps",
+        save_steps=1,
+    )
+    model.save(str(tmp_path / "model"))
+    card = (tmp_path / "model" / "README.md").read_text()
+    assert "InBatchLoss" in card
+    assert '"mini_batch_size": 4' in card
+    assert '"num_classes": 10' in card
+    assert "Sampling-Bias-Corrected" in card
+    # The trainer saves the model alone.
+    again = SentenceTransformer(str(tmp_path / "run" / "checkpoint-2"), device="cpu")
+    torch.testing.assert_close(again.encode(ANCHORS), model.encode(ANCHORS))
+
+
+def test_a_static_model_is_trained_without_mini_batches(tmp_path):
+    model = static_model()
+    train, counts = number_positives(pairs(8))
+    trained(
+        model,
+        InBatchLoss(model, counts),
+        train,
+        tmp_path,
+        max_steps=60,
+        per_device_train_batch_size=8,
+        learning_rate=0.1,
+    )
+    scores = model.similarity(model.encode(ANCHORS), model.encode(POSITIVES))
+    assert (scores.argmax(1) == torch.arange(5)).all()
+    with pytest.raises(ValueError, match=r"`mini_batch_size` must be None for a model with StaticEmbedding.* got 4"):
+        InBatchLoss(model, counts, mini_batch_size=4)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"counts": [1.0]}, TypeError, "`counts` must be a Tensor, got list"),
+        ({"counts": torch.tensor([1.0, -1.0])}, ValueError, "`counts` must be finite and not negative, got -1.0"),
+        ({"scale": 0.0}, ValueError, "`scale` must be finite and above 0, got 0.0"),
+        ({"similarity": "angle"}, ValueError, "`similarity` must be one of 'cosine', .* got 'angle'"),
+        ({"mini_batch_size": 0}, ValueError, "`mini_batch_size` must be at least 1, got 0"),
+        ({"mini_batch_size": 2.0}, TypeError, "`mini_batch_size` must be an int, got 2.0"),
+        ({"objective": PlainImportance()}, ValueError, "`objective` must be one that sums the target explicitly"),
+        ({"objective": NoiseContrastive()}, ValueError, "`objective` must be one that sums the target explicitly"),
+    ],
+)
+def test_bad_options_are_refused(options, error, message):
+    with pytest.raises(error, match=message):
+        InBatchLoss(NO_MODEL, **{"counts": COUNTS, **options})
+
+
+@pytest.mark.parametrize("mini_batch_size", [None, 2])
+@pytest.mark.parametrize(
+    ("labels", "columns", "error", "message"),
+    [
+        (None, 2, ValueError, "`labels` must hold class ids, got None: the dataset needs a column 'label'"),
+        ([0.0, 1.0, 2.0, 3.0, 4.0], 2, TypeError, "`labels` must hold integers, got torch.float32"),
+        ([0, 1, 2, 3], 2, ValueError, r"`labels` must have shape \[5, 1\].*, got \[4, 1\]"),
+        ([0, 1, 2, 3, 4], 3, ValueError, r"`labels` must have shape \[5, 2\], .*hard negatives, got \[5, 1\]"),
+        ([[[0]]] * 5, 2, ValueError, r"`labels` must have shape \[5, 1\].*, got \[5, 1, 1\]"),
+        ([0, 1, 7, 3, 4], 2, ValueError, r"`labels` must lie in \[0, 7\), got 7 at position \(2, 0\)"),
+        ([0, 1, -1, 3, 4], 2, ValueError, r"`labels` must lie in \[0, 7\), got -1 at position \(2, 0\)"),
+        ([[0, 7]] * 5, 3, ValueError, r"`labels` must lie in \[0, 7\) \(or be -1, a pad\), got 7 at position \(0, 1\)"),
+        ([[-1, 1]] * 5, 3, ValueError, r"`labels` must lie in \[0, 7\), got -1 at position \(0, 0\)"),
+        ([0, 1, 2, 3, 4], 1, ValueError, "`sentence_features` must hold anchors, positives .* got 1 column"),
+    ],
+)
+def test_bad_batches_are_refused(model, labels, columns, error, message, mini_batch_size):
+    texts = (ANCHORS, POSITIVES, NEGATIVES)[:columns]
+    labels = None if labels is None else torch.tensor(labels)
+    with pytest.raises(error, match=message):
+        InBatchLoss(model, COUNTS, mini_batch_size=mini_batch_size)(inputs(model, *texts), labels)
+
+
+def test_a_dataset_without_labels_is_refused_by_the_trainer(model, tmp_path):
+    with pytest.raises(ValueError, match="`labels` must hold class ids, got None"):
+        trained(model, InBatchLoss(model, COUNTS), pairs(), tmp_path, max_steps=1)
+
+
+def test_equal_texts_are_one_class():
+    train = Dataset.from_dict({"query": ["a", "b", "c", "d"], "answer": ["x", "y", "x", "x"]})
+    numbered, counts = number_positives(train)
+    assert numbered["label"][:] == [0, 1, 0, 0]
+    assert numbered.column_names == ["query", "answer", "label"]
+    assert isinstance(counts, ClassCounts)
+    torch.testing.assert_close(counts.frequency(), torch.tensor([0.75, 0.25], dtype=torch.float64))
+
+
+def test_hard_negatives_are_classes_that_do_not_count():
+    train = Dataset.from_dict({"anchor": ["a", "b"], "positive": ["x", "y"], "near": ["y", "z"], "far": ["w", "w"]})
+    numbered, counts = number_positives(train)
+    x, y, z, w = 0, 1, 2, 3
+    assert numbered["label"][:] == [[x, y, w], [y, z, w]]
+    torch.testing.assert_close(counts.frequency(), torch.tensor([0.5, 0.5, 0, 0]).double(), rtol=0, atol=2e-6)
+
+
+def test_further_datasets_share_the_numbers():
+    train = Dataset.from_dict({"anchor": ["a", "b"], "positive": ["x", "y"]})
+    first = Dataset.from_dict({"anchor": ["c", "d", "e"], "positive": ["z", "x", "z"]})
+    second = Dataset.from_dict({"anchor": ["f"], "positive": ["z"], "negative": ["y"]})
+    *numbered, counts = number_positives(train, first, second)
+    assert [dataset["label"][:] for dataset in numbered] == [[0, 1], [2, 0, 2], [[2, 1]]]
+    assert counts.raw.tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("datasets", "error", "message"),
+    [
+        ([[("a", "x")]], TypeError, "`train` must be a datasets.Dataset, got list"),
+        ([{"anchor": ["a"]}], ValueError, r"`train` must have columns of anchors and of positives, got \['anchor'\]"),
+        (
+            [{"anchor": ["a"], "positive": ["x"], "label": [0]}],
+            ValueError,
+            "`train` must have no column of labels, got",
+        ),
+        (
+            [{"anchor": ["a"], "positive": [None]}],
+            TypeError,
+            "`train` must hold texts in column 'positive', got NoneType",
+        ),
+        ([{"anchor": ["a"], "positive": [3]}], TypeError, "`train` must hold texts in .*, got int in row 0"),
+        ([{"anchor": [], "positive": []}], ValueError, "`train` must have rows, got none"),
+        ([{"anchor": ["a"], "positive": ["x"]}, {"positive": ["x"]}], ValueError, "`others` must have columns"),
+    ],
+)
+def test_bad_datasets_are_refused(datasets, error, message):
+    made = [Dataset.from_dict(columns) if isinstance(columns, dict) else columns for columns in datasets]
+    with pytest.raises(error, match=message):
+        number_positives(*made)
