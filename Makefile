@@ -6,7 +6,7 @@ INTEGRATIONS := $(VENV)/.ready-integrations
 BENCH := $(VENV)/.ready-bench
 PIP := $(PYTHON) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: setup test types check demo paper study bench quality soak clean
+.PHONY: setup test types check demo paper study bench quality soak package clean
 
 setup: $(READY)
 
@@ -64,6 +64,10 @@ quality: $(BENCH)
 soak: $(READY)
 	$(PYTHON) -m tests.soak
 	OMP_NUM_THREADS=1 $(PYTHON) -m pytest -m machine
+
+# Builds the wheel and the sdist into dist, and tries both in empty environments.
+package: $(READY)
+	$(PYTHON) -m tests.package
 
 clean:
 	rm -rf $(VENV) dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
