@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -21,6 +23,15 @@ def test_the_example_learns_more_than_frequencies():
     assert min(losses) < unigram
     assert "error of log Z̃" in output
     assert "for i in range" in output
+
+
+def test_sentence_embeddings_find_the_module_of_a_docstring():
+    pytest.importorskip("sentence_transformers")
+    pytest.importorskip("datasets")
+    output = run("examples/sentence_pairs.py", "--files", 120, "--steps", 60)
+    before, after = map(float, re.search(r"docstrings (\S+) before training, (\S+) after", output).groups())
+    assert after > 4 * before
+    assert "parse a date" in output
 
 
 def test_the_python_code_in_the_readme_runs():
