@@ -1,4 +1,4 @@
-"""A module of Lightning with a head over many classes, its data, and trainers for it."""
+"""A module of Lightning with a head over many classes, its data and its training."""
 
 import copy
 import logging
@@ -12,6 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from manyclass import ClassHead, optim
+from manyclass.integrations.lightning import SampledTraining
 from manyclass.samplers import Learned, Systematic
 
 C, D, EXAMPLES, BATCH = 300, 8, 72, 8
@@ -44,7 +45,7 @@ class Examples(Dataset):
 class Resumable(DataLoader):
     """A shuffled loader that can be resumed within an epoch, as those of torchdata."""
 
-    def __init__(self, dataset, batch_size=BATCH):
+    def __init__(self, dataset, batch_size):
         super().__init__(dataset, batch_size, sampler=Order(len(dataset)))
         self.seen = self.skip = 0
 
@@ -105,17 +106,70 @@ class NextClass(L.LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
 
-def trainer(folder=None, *, callbacks=(), every=None, **options):
-    """Return a trainer on CPUs that writes nothing but checkpoints, every so many steps, into a folder."""
+class Crash(L.Callback):
+    """Stops a training by an error at its first batch after a number of steps."""
+
+    def __init__(self, step):
+        self.step = step
+
+    def on_train_batch_start(self, trainer, module, batch, batch_idx):
+        if trainer.global_step >= self.step:
+            raise InterruptedError
+
+
+def fit(
+    module,
+    folder=None,
+    *,
+    every=None,
+    crash=None,
+    resume=None,
+    seed=0,
+    loader=Resumable,
+    supported=True,
+    devices=1,
+    **options,
+):
+    """Train a module on CPUs, and return it with its trainer.
+
+    Args:
+        module: makes the module, after seeding.
+        folder: folder of checkpoints; None: none are saved.
+        every: steps between checkpoints; None: one after each validation.
+        crash: number of steps after which the training stops with an error.
+        resume: the checkpoint that it goes on from.
+        seed: torch's seed.
+        loader: makes the loader of the examples from a dataset and the size of a batch.
+        supported: whether it has the callback that is tested.
+        devices: processes that share the batches, each of which calls this function.
+        options: those of the trainer.
+    """
+    torch.manual_seed(seed)
+    module = module()
+    callbacks = [Crash(crash)] if crash is not None else []
+    if supported:
+        callbacks.append(SampledTraining())
     if folder is not None:
-        saved = {"every_n_train_steps": every} if every else {}
-        callbacks = [*callbacks, ModelCheckpoint(folder, save_last=True, **saved)]
-    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
-    return L.Trainer(
+        callbacks.append(ModelCheckpoint(folder, save_last=True, **{"every_n_train_steps": every} if every else {}))
+    trainer = L.Trainer(
         accelerator="cpu",
-        **{"devices": 1, "num_sanity_val_steps": 0, "enable_checkpointing": folder is not None} | quiet | options,
-        callbacks=[*callbacks],
+        devices=devices,
+        strategy="ddp" if devices > 1 else "auto",
+        callbacks=callbacks,
+        enable_checkpointing=folder is not None,
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        num_sanity_val_steps=0,
+        **{"max_epochs": 2} | options,
     )
+    loaders = loader(Examples(), BATCH // devices), DataLoader(Examples(32, seed=1), 16 // devices)
+    try:
+        # A checkpoint is read without running code from it.
+        trainer.fit(module, *loaders, ckpt_path=resume, weights_only=True)
+    except InterruptedError:
+        assert trainer.global_step == crash
+    return module
 
 
 def state_of(module):

@@ -7,19 +7,17 @@ import lightning as L
 import pytest
 import torch
 from lightning.pytorch.plugins import MixedPrecision
-from torch.utils.data import DataLoader, SequentialSampler
+from torch.utils.data import DataLoader
 
 from manyclass import optim
-from manyclass.integrations.lightning import SampledTraining
 from tests.integrations.lightning_model import (
     BATCH,
     SAMPLERS,
     Examples,
     NextClass,
-    Resumable,
     assert_same,
+    fit,
     state_of,
-    trainer,
 )
 from tests.optim.tables import identical
 
@@ -51,37 +49,11 @@ ROWS = {
 }
 
 
-class Crash(L.Callback):
-    """Stops a training by an error at its first batch after so many steps."""
-
-    def __init__(self, step):
-        self.step = step
-
-    def on_train_batch_start(self, trainer, module, batch, batch_idx):
-        if trainer.global_step >= self.step:
-            raise InterruptedError
-
-
 def options_of(precision, clipping="not clipped"):
     options = dict(PRECISIONS[precision])
     if "plugins" in options:
         options["plugins"] = [make() for make in options["plugins"]]
     return options | CLIPPING[clipping]
-
-
-def fit(module, folder=None, *, crash=None, resume=None, seed=0, loader=Resumable, **options):
-    """Train a module made after seeding, and return it with its trainer."""
-    L.seed_everything(seed, verbose=False)
-    module = module()
-    callbacks = [*([] if crash is None else [Crash(crash)]), SampledTraining()]
-    run = trainer(folder, **{"max_epochs": 2, "callbacks": callbacks} | options)
-    held_out = DataLoader(Examples(32, seed=1), 16)
-    try:
-        # A checkpoint is read without running code from it.
-        run.fit(module, loader(Examples()), held_out, ckpt_path=resume, weights_only=True)
-    except InterruptedError:
-        assert run.global_step == crash
-    return module
 
 
 def assert_resumes(module, tmp_path, *, every=3, crash=4, **options):
@@ -167,10 +139,7 @@ def test_every_row_optimiser_and_sampler_resumes(tmp_path, sampler, rows, every)
 
 
 def test_an_ordinary_loader_resumes_after_an_epoch(tmp_path):
-    def loader(examples):
-        return DataLoader(examples, BATCH, sampler=SequentialSampler(examples))
-
-    assert_resumes(NextClass, tmp_path, every=None, crash=13, loader=loader)
+    assert_resumes(NextClass, tmp_path, every=None, crash=13, loader=DataLoader)
 
 
 def test_a_checkpoint_holds_each_optimiser_by_name(tmp_path):
@@ -193,8 +162,7 @@ def test_lightning_steps_as_a_loop_with_both_optimisers_apart(rows):
     torch.manual_seed(3)
     module = Plain(rows=ROWS[rows])
     alone = copy.deepcopy(module)
-    run = trainer(max_epochs=1, limit_val_batches=0)
-    run.fit(module, DataLoader(Examples(), BATCH), DataLoader(Examples(BATCH), BATCH))
+    fit(lambda: module, loader=DataLoader, supported=False, max_epochs=1)
     optimizers = [
         ROWS[rows]([alone.head.weight, alone.head.bias]),
         torch.optim.AdamW(alone.encoder.parameters(), lr=0.01),
@@ -208,7 +176,7 @@ def test_lightning_steps_as_a_loop_with_both_optimisers_apart(rows):
         for each in (*optimizers, *schedules):
             each.step()
     identical(module.parameters(), alone.parameters())
-    (chained,) = run.optimizers
+    (chained,) = module.trainer.optimizers
     for mine, other in zip(chained.children().values(), optimizers, strict=True):
         assert_same(mine.state_dict(), other.state_dict())
 

@@ -1,4 +1,4 @@
-"""What a Lightning training with sampled classes needs beyond Lightning: draws that repeat after a resume, and DDP."""
+"""Draws that repeat in a resumed Lightning training, and modules with sparse gradients under its DDP."""
 
 from typing import Any
 
