@@ -15,6 +15,7 @@ time that its kernels take. `step_gib` is the memory that a step takes beyond wh
 - `floor`: the products, an index_select of the rows and an index_copy of as many.
 - `eager`, `triton`, `auto`: `ClassHead(sparse=True)` with `Systematic` and `RowAdagrad(by_row=True)`, by torch's
   operators, by Triton's kernels, and as the library chooses; `auto_over_best` compares it with the better of the two.
+- `compiled`, `compiled, triton`: the same compiled by torch, with its own kernels and with ours as an operator.
 - `replayed`: `triton` by a `ReplayedStep`, as one CUDA graph.
 - `default`: the same with the default sampler of a head, which may score all classes.
 - `plain torch`: hand-written, with classes drawn by frequency with replacement.

@@ -95,13 +95,14 @@ def floor(given: Problem) -> Step:
     return step
 
 
-def ours(given: Problem, impl: str | None, *, replayed: bool = False) -> Step:
+def ours(given: Problem, impl: str | None, *, replayed: bool = False, compiled: bool = False) -> Step:
     """Return a step of a head with an implementation; None: the default sampler with the default one.
 
     Args:
         given: the operands.
         impl: the implementation.
         replayed: whether the step is replayed as a CUDA graph.
+        compiled: whether the head is compiled by torch.
     """
     setting, sampler = given.setting, None if impl is None else given.sampler
     head = ClassHead(
@@ -119,9 +120,10 @@ def ours(given: Problem, impl: str | None, *, replayed: bool = False) -> Step:
         head.own_probe = ErrorProbe(every=1 << 30)
     optimizer = RowAdagrad(head.parameters(), LEARNING_RATE, by_row=True, impl=impl or "auto")
     target = in_turn(given.targets)
+    run = torch.compile(head) if compiled else head
 
     def loss(target: Tensor) -> Tensor:
-        return head(given.hidden.detach().requires_grad_(), target)
+        return run(given.hidden.detach().requires_grad_(), target)
 
     if replayed:
         whole = ReplayedStep(loss, optimizer)
@@ -218,6 +220,8 @@ CONTENDERS = {
     "triton": Contender(lambda given: ours(given, "triton"), needs_triton=True),
     "replayed": Contender(lambda given: ours(given, "triton", replayed=True), needs_triton=True),
     "auto": Contender(lambda given: ours(given, "auto")),
+    "compiled": Contender(lambda given: ours(given, "eager", compiled=True), needs_triton=True),
+    "compiled, triton": Contender(lambda given: ours(given, "triton", compiled=True), needs_triton=True),
     "default": Contender(lambda given: ours(given, None)),
     "plain torch": Contender(plain_torch),
     "exact": Contender(lambda given: passes(given, exact_loss), scores_all=True),

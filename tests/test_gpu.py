@@ -154,11 +154,13 @@ def test_autocast_gives_a_float32_loss_and_finite_gradients(half):
     assert torch.isfinite(head.weight.grad).all()
 
 
+@pytest.mark.parametrize("impl", ["auto", "triton"])
 @pytest.mark.parametrize("sparse", [False, True], ids=["dense", "sparse"])
 @pytest.mark.parametrize("name", ["importance", "systematic", "minibatch explicit"])
-def test_a_compiled_step_trains(name, sparse):
+def test_a_compiled_step_trains(name, sparse, impl):
     torch._dynamo.reset()
     head, hidden, target = setting(name, sparse=sparse)
+    head.impl = impl
     head, hidden, target = head.cuda(), hidden.cuda(), target.cuda()
     run = torch.compile(head, fullgraph=True)
     losses = []

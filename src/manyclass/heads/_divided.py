@@ -23,7 +23,7 @@ class DividedHead(ChunkedHead, Protocol):
     @property
     def _similarity(self) -> Similarity: ...
 
-    def _lookup(self, ids: Tensor) -> tuple[Tensor, Tensor | None]: ...
+    def lookup(self, ids: Tensor) -> tuple[Tensor, Tensor | None]: ...
 
     def _pair(self, hidden: Tensor, rows: Tensor, bias: Tensor | None) -> Tensor: ...
 
@@ -56,7 +56,7 @@ def scores_of_part(
     local = (torch.where(used, ids, other) - shard.first).clamp(0, shard.size - 1)
     held = used[: len(target)]
     # One lookup for all, so that there is one gradient.
-    rows, bias = head._lookup(local)
+    rows, bias = head.lookup(local)
     rows, bias = shard.averaged(rows), None if bias is None else shard.averaged(bias)
     sizes = [len(target), *(block.ids.numel() for block in blocks)]
     target_rows, *block_rows = rows.split(sizes)
@@ -104,7 +104,7 @@ def shared_scores(head: DividedHead, hidden: Tensor, ids: Tensor) -> Tensor:
     if shard.size == 0:
         return shard.total(zeros_of(head, hidden).unsqueeze(1).expand(ids.shape))
     held = shard.holds(ids)
-    rows, bias = head._lookup(torch.where(held, ids - shard.first, 0))
+    rows, bias = head.lookup(torch.where(held, ids - shard.first, 0))
     rows, bias = shard.averaged(rows), None if bias is None else shard.averaged(bias)
     return shard.total(torch.where(held, head._pair(hidden.unsqueeze(1), rows, bias), 0.0))
 
@@ -116,7 +116,7 @@ def scores_of_classes(head: DividedHead, hidden: Tensor, classes: Tensor) -> Ten
     """
     if head.shard is not None and head.shard.size == 0:
         return at_least_float32(hidden[:, :0])
-    rows, bias = head._lookup(classes if head.shard is None else classes - head.shard.first)
+    rows, bias = head.lookup(classes if head.shard is None else classes - head.shard.first)
     scores = directions(hidden, head._similarity) @ directions(rows, head._similarity, scaled=False).T
     return at_least_float32(scores if bias is None else scores + bias)
 

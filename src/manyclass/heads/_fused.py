@@ -21,6 +21,7 @@ from manyclass.kernels import (
     fastest_way,
     has_closed_form,
     runs_triton,
+    triton,
 )
 
 
@@ -35,6 +36,10 @@ class LinearHead(ProbedHead, Protocol):
 
     @property
     def _similarity(self) -> Similarity: ...
+
+    def lookup(self, ids: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return the rows and biases of classes."""
+        ...
 
     def whole_tables(self) -> tuple[Tensor, Tensor | None]:
         """Return weight and bias, gathered if they are sharded."""
@@ -61,9 +66,11 @@ def fused_loss(self: LinearHead, examples: Examples, candidates: Candidates) -> 
         if not (sparse and torch.compiler.is_compiling()):
             way = "eager" if self.impl == "eager" else candidates.way
             return examples.without_ignored(_cross_entropy(self, examples, way, sparse=sparse)), None
-    # Kernels read the memory of tensors, which a graph that is being compiled does not have.
-    if torch.compiler.is_compiling() or self.impl == "eager":
+    if self.impl == "eager":
         return None
+    # Kernels read the memory of tensors, which a graph that is being compiled does not have.
+    if torch.compiler.is_compiling():
+        return _in_graph(self, form, examples, candidates) if self.impl == "triton" else None
     draw = LinearDraw(
         examples.hidden,
         self.weight,
@@ -83,6 +90,23 @@ def fused_loss(self: LinearHead, examples: Examples, candidates: Candidates) -> 
         return None
     loss, score_gradient = closed_form_loss(form, draw)
     return examples.without_ignored(loss), score_gradient
+
+
+def _in_graph(
+    self: LinearHead, form: Form, examples: Examples, candidates: Candidates
+) -> tuple[Tensor, Tensor | None] | None:
+    """Return losses [B] and, if known, ∂loss/∂s [B, K] by an operator of a graph that is being compiled."""
+    if form.target_transform is not None or is_sharded(self.weight) or not triton.is_available_in_graphs(self.weight):
+        return None
+    from manyclass.kernels.triton.compiled import compiled_loss
+    from manyclass.kernels.triton.slots import Layout
+
+    layout = Layout.of(candidates, examples.target)
+    if layout is None:
+        return None
+    rows, bias = self.lookup(torch.cat([examples.target, *(part.ids.reshape(-1) for part in layout.parts)]))
+    hidden, rows = _operands(self, examples.hidden, rows)
+    return compiled_loss(form, hidden, rows, bias, layout, candidates, examples.valid)
 
 
 def exact_losses(self: LinearHead, examples: Examples) -> Tensor | None:

@@ -56,7 +56,8 @@ class ClassHead(nn.Module):
         impl: the implementation of the loss: "eager" by torch's operators; "triton" by kernels on a GPU, for objectives
             of one of the two forms without a transform of the target's score, and draws of at most three blocks, else
             by torch's operators; it also draws combs (`Systematic`, `Learned`) and replaces ignored targets by kernels.
-            "auto" by compiled kernels on the CPU, and as "triton" on a GPU. torch.compile traces torch's operators.
+            "auto" by compiled kernels on the CPU, and as "triton" on a GPU. torch.compile traces torch's operators,
+            but with "triton" the loss of a draw is an operator that launches the kernels.
         weight: a parameter [C, D] to share instead of a new one.
         device, dtype: device and dtype of the parameters.
 
@@ -229,7 +230,7 @@ class ClassHead(nn.Module):
         ids = _check.ids("ids", ids, self.num_classes)
         if self.shard is not None:
             return scores_together(self, hidden, ids)
-        rows, bias = self._lookup(ids)
+        rows, bias = self.lookup(ids)
         hidden, rows = self._directions(hidden), self._directions(rows, scaled=False)
         scores = hidden @ rows.T if ids.dim() == 1 else (rows @ hidden.unsqueeze(-1)).squeeze(-1)
         return at_least_float32(scores if bias is None else scores + bias)
@@ -344,15 +345,15 @@ class ClassHead(nn.Module):
         blocks = candidates.parts(empty=target)
         flat = torch.cat([block.ids.reshape(-1) for block in blocks])
         if self.update == "observed":
-            target_rows, target_bias = self._lookup(target)
+            target_rows, target_bias = self.lookup(target)
             with torch.no_grad():
-                rows, bias = self._lookup(flat)
+                rows, bias = self.lookup(flat)
             replace = replace_target_rows(flat, target)
             rows = replace(rows, target_rows)
             bias = None if bias is None or target_bias is None else replace(bias, target_bias)
         else:
             # One lookup for all, so that there is one gradient.
-            rows, bias = self._lookup(torch.cat([target, flat]))
+            rows, bias = self.lookup(torch.cat([target, flat]))
             sizes = [len(target), len(flat)]
             target_rows, rows = rows.split(sizes)
             target_bias, bias = (None, None) if bias is None else bias.split(sizes)
@@ -398,7 +399,8 @@ class ClassHead(nn.Module):
             (gradient,) = torch.autograd.grad((scores * gamma).sum(), rows)
         return gradient if self.bias is None else torch.cat([gradient, gamma.sum(0).unsqueeze(1)], 1)
 
-    def _lookup(self, ids: Tensor) -> tuple[Tensor, Tensor | None]:
+    def lookup(self, ids: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return the rows [N, D] and biases [N] of classes [N]."""
         rows = self._rows(self.weight, ids)
         return rows, None if self.bias is None or self._biases is None else self._biases(self.bias, ids)
 

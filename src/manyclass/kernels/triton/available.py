@@ -25,6 +25,11 @@ def is_available(*tensors: Tensor) -> bool:
     return all(compiles(tensor.device) for tensor in tensors)
 
 
+def is_available_in_graphs(table: Tensor) -> bool:
+    """Return True if operators of a compiled graph can launch kernels on the device of a table."""
+    return table.is_cuda
+
+
 @functools.cache
 def compiles(device: torch.device) -> bool:
     """Return True if Triton is installed and can compile for a GPU; False if the variable MANYCLASS_NATIVE is 0."""

@@ -6,6 +6,8 @@ finishes the gradients of the backward pass. Scores are stored once, in the dtyp
 """
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -40,7 +42,7 @@ def closed_form_loss(form: Form, draw: LinearDraw) -> tuple[Tensor, Tensor | Non
     bias = None if draw.bias is None else torch.gather(draw.bias, 0, ids, sparse_grad=draw.sparse)
     hidden = directions(draw.hidden, draw.similarity)
     loss, gradient = _Loss.apply(hidden, rows, bias, ids, form, layout, draw)  # type: ignore[no-untyped-call]
-    plain = layout.order is None and layout.rows == layout.batch and _scale(form, product_dtype(hidden)) == 1
+    plain = layout.order is None and layout.rows == layout.batch and gradient_scale(form, product_dtype(hidden)) == 1
     return loss, gradient if plain else None
 
 
@@ -57,27 +59,12 @@ class _Loss(torch.autograd.Function):
         draw: LinearDraw,
     ) -> tuple[Tensor, Tensor]:
         dtype = product_dtype(given_hidden)
-        hidden, rows = given_hidden.to(dtype), given_rows.to(dtype)
-        batch, scale = layout.batch, _scale(form, dtype)
-        with torch.autocast(hidden.device.type, enabled=False):
-            wide = torch.float64 if dtype == torch.float64 else torch.float32
-            offset, target_offset = _offset(form, layout, wide), None
-            if bias is not None:
-                target_offset, offset = bias[:batch], offset + bias[batch:]
-            if not isinstance(form, LogSumExp) and form.kappa:
-                log_kappa = target_log_kappa(draw.candidates, offset.dtype)
-                target_offset = log_kappa if target_offset is None else target_offset + log_kappa
-            hidden = _by_group(hidden, layout)
-            scores = hidden.new_empty(layout.rows, layout.columns)
-            for part, part_rows in zip(layout.parts, _by_part(rows, layout), strict=True):
-                out = _columns(scores, part)
-                torch.bmm(_grouped(hidden, part), part_rows.transpose(1, 2), out=out)
-            slot_ids = ids[batch:]
-            if scores.numel() >= MIN_SCORES_OF_SHORT_IDS and layout.num_classes <= 1 << 31:
-                slot_ids = slot_ids.to(torch.int32)
-            operands = Operands(hidden, rows, offset, slot_ids, target_offset, draw.valid)
-            kernel = log_sum_exp_ if isinstance(form, LogSumExp) else pair_sum_
-            loss, target_gradient = kernel(form, scores, operands, layout, scale)  # type: ignore[arg-type]
+        scale = gradient_scale(form, dtype)
+        operands = DrawOperands(given_hidden.to(dtype), given_rows.to(dtype), bias, ids, draw.valid)
+        kappa = None
+        if not isinstance(form, LogSumExp) and form.kappa:
+            kappa = target_log_kappa(draw.candidates, torch.float64)
+        loss, scores, target_gradient = forward_pass(form, layout, operands, kappa, scale)
         ctx.mark_non_differentiable(scores)
         # Otherwise autograd would allocate zeros [B, K] as the gradient of the second output.
         ctx.set_materialize_grads(False)
@@ -97,44 +84,118 @@ class _Loss(torch.autograd.Function):
             needed = [x for x, want in zip(inputs, wanted, strict=True) if want]
             found = iter(torch.autograd.grad(loss, needed, grad, create_graph=True))
             return *(next(found) if want else None for want in wanted), *[None] * 4
-        hidden, rows = _by_group(inputs[0].to(ctx.dtype), layout), inputs[1].to(ctx.dtype)
-        batch, grad = layout.batch, grad.contiguous()
-        product = torch.empty_like(hidden) if wanted[0] else None
-        grad_rows, scaled_hidden = (torch.empty_like(rows), torch.empty_like(hidden)) if wanted[1] else (None, None)
-        grad_hidden = hidden.new_empty(batch, hidden.shape[1]) if wanted[0] else None
-        parts = list(zip(layout.parts, _by_part(rows, layout), strict=True))
-        if product is not None:
-            for i, (part, part_rows) in enumerate(parts):
-                out = _grouped(product, part)
-                if i == 0:
-                    torch.bmm(_columns(scores, part), part_rows, out=out)
-                else:
-                    out.baddbmm_(_columns(scores, part), part_rows)
-        pull_back(
-            hidden,
-            rows[:batch],
-            grad,
-            target_gradient,
-            ctx.valid,
-            layout,
-            product=product,
-            grad_hidden=grad_hidden,
-            scaled_hidden=scaled_hidden,
-            grad_targets=None if grad_rows is None else grad_rows[:batch],
-            scale=ctx.scale,
-        )
-        if grad_rows is not None and scaled_hidden is not None:
-            for (part, _rows), out in zip(parts, _by_part(grad_rows, layout), strict=True):
-                torch.bmm(_columns(scores, part).transpose(1, 2), _grouped(scaled_hidden, part), out=out)
-        grad_bias = None
-        if wanted[2]:
-            grad_bias = _bias_gradient(scores, grad, target_gradient, layout, ctx.scale).to(inputs[2].dtype)
-        return (
-            None if grad_hidden is None else grad_hidden.to(inputs[0].dtype),
-            None if grad_rows is None else grad_rows.to(inputs[1].dtype),
-            grad_bias,
-            *[None] * 4,
-        )
+        operands = DrawOperands(inputs[0].to(ctx.dtype), inputs[1].to(ctx.dtype), inputs[2], None, ctx.valid)
+        gradients = backward_pass(layout, operands, scores, target_gradient, grad, wanted, ctx.scale)
+        pairs = zip(gradients, inputs, strict=True)
+        return *(x if x is None else x.to(y.dtype) for x, y in pairs), *[None] * 4
+
+
+@dataclass(frozen=True)
+class DrawOperands:
+    """The operands of the two passes; hidden and rows have the dtype of the products.
+
+    Args:
+        hidden: [B, D].
+        rows: [B + Σ G·K, D], the rows of the targets and then those of the slots.
+        bias: their biases, or None.
+        ids: int64, their classes, which only the forward pass reads.
+        valid: bool [B], False for ignored examples; None: there are none.
+    """
+
+    hidden: Tensor
+    rows: Tensor
+    bias: Tensor | None
+    ids: Tensor | None
+    valid: Tensor | None
+
+
+def forward_pass(
+    form: Form, layout: Layout, operands: DrawOperands, log_kappa: Tensor | None, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return losses [B], ∂loss/∂s [rows, columns] times `scale`, and ∂loss/∂s(target) [B].
+
+    Args:
+        form: the form of the objective.
+        layout: the slots.
+        operands: vectors and classes.
+        log_kappa: float64 [B], log κ of the targets, if the form adds it.
+        scale: see `gradient_scale`.
+    """
+    batch, rows, bias, ids = layout.batch, operands.rows, operands.bias, operands.ids
+    assert ids is not None
+    with torch.autocast(rows.device.type, enabled=False):
+        wide = torch.float64 if rows.dtype == torch.float64 else torch.float32
+        offset, target_offset = _offset(form, layout, wide), None
+        if bias is not None:
+            target_offset, offset = bias[:batch], offset + bias[batch:]
+        if log_kappa is not None:
+            log_kappa = log_kappa.to(offset.dtype)
+            target_offset = log_kappa if target_offset is None else target_offset + log_kappa
+        hidden = _by_group(operands.hidden, layout)
+        scores = hidden.new_empty(layout.rows, layout.columns)
+        for part, part_rows in zip(layout.parts, _by_part(rows, layout), strict=True):
+            torch.bmm(_grouped(hidden, part), part_rows.transpose(1, 2), out=_columns(scores, part))
+        slot_ids = ids[batch:]
+        if scores.numel() >= MIN_SCORES_OF_SHORT_IDS and layout.num_classes <= 1 << 31:
+            slot_ids = slot_ids.to(torch.int32)
+        given = Operands(hidden, rows, offset, slot_ids, target_offset, operands.valid)
+        if isinstance(form, LogSumExp):
+            loss, target_gradient = log_sum_exp_(form, scores, given, layout, scale)
+        else:
+            loss, target_gradient = pair_sum_(form, scores, given, layout, scale)
+    return loss, scores, target_gradient
+
+
+def backward_pass(
+    layout: Layout,
+    operands: DrawOperands,
+    scores: Tensor,
+    target_gradient: Tensor,
+    grad: Tensor,
+    wanted: Sequence[bool],
+    scale: float,
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Return the gradients of hidden, rows and bias that are wanted.
+
+    Args:
+        layout: the slots.
+        operands: vectors, as in the forward pass.
+        scores, target_gradient: what the forward pass returned.
+        grad: the gradient of the losses [B].
+        wanted: whether each of the three gradients is.
+        scale: the factor of `scores`.
+    """
+    hidden, rows = _by_group(operands.hidden, layout), operands.rows
+    batch, grad = layout.batch, grad.contiguous()
+    product = torch.empty_like(hidden) if wanted[0] else None
+    grad_rows, scaled_hidden = (torch.empty_like(rows), torch.empty_like(hidden)) if wanted[1] else (None, None)
+    grad_hidden = hidden.new_empty(batch, hidden.shape[1]) if wanted[0] else None
+    parts = list(zip(layout.parts, _by_part(rows, layout), strict=True))
+    if product is not None:
+        for i, (part, part_rows) in enumerate(parts):
+            out = _grouped(product, part)
+            if i == 0:
+                torch.bmm(_columns(scores, part), part_rows, out=out)
+            else:
+                out.baddbmm_(_columns(scores, part), part_rows)
+    pull_back(
+        hidden,
+        rows[:batch],
+        grad,
+        target_gradient,
+        operands.valid,
+        layout,
+        product=product,
+        grad_hidden=grad_hidden,
+        scaled_hidden=scaled_hidden,
+        grad_targets=None if grad_rows is None else grad_rows[:batch],
+        scale=scale,
+    )
+    if grad_rows is not None and scaled_hidden is not None:
+        for (part, _rows), out in zip(parts, _by_part(grad_rows, layout), strict=True):
+            torch.bmm(_columns(scores, part).transpose(1, 2), _grouped(scaled_hidden, part), out=out)
+    grad_bias = _bias_gradient(scores, grad, target_gradient, layout, scale) if wanted[2] else None
+    return grad_hidden, grad_rows, grad_bias
 
 
 def _differentiable_loss(
@@ -161,7 +222,7 @@ def _differentiable_loss(
     return form.loss(target_score, scores.masked_fill(hits, -math.inf), candidates)
 
 
-def _scale(form: Form, dtype: torch.dtype) -> float:
+def gradient_scale(form: Form, dtype: torch.dtype) -> float:
     """Return the factor that ∂loss/∂s is stored with."""
     # A sum that is no mean may be large already.
     bounded = isinstance(form, LogSumExp) or form.mean
