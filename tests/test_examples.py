@@ -34,6 +34,14 @@ def test_sentence_embeddings_find_the_module_of_a_docstring():
     assert "parse a date" in output
 
 
+def test_the_example_under_lightning_learns_more_than_frequencies():
+    output = run("examples/lightning_module.py", "--files", 60, "--steps", 20, "--epochs", 1, "--accelerator", "cpu")
+    unigram = float(re.search(r"^held-out loss of frequencies alone: (\S+)$", output, re.MULTILINE)[1])
+    loss = float(re.search(r"^held-out loss: (\S+)$", output, re.MULTILINE)[1])
+    assert loss < unigram
+    assert "error of log Z̃" in output
+
+
 def test_the_python_code_in_the_readme_runs():
     (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     names: dict[str, object] = {}

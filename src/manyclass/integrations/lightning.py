@@ -15,7 +15,8 @@ class SampledTraining(Callback):  # type: ignore[misc]
 
     Lightning's checkpoints hold no RNG state, so a resumed training would draw other classes than an uninterrupted one.
     This callback seeds torch before each training batch, by a seed that checkpoints hold, the rank, the epoch and the
-    number of the batch. Ranks then draw different classes, and dropout repeats too.
+    number of the batch. Ranks then draw different classes, and dropout repeats too. A sampler that decides by measured
+    times, as the default one does in its first steps, may decide differently in another run.
 
     With `DDPStrategy` it calls `manyclass.parallel.prepare` on the module, which heads and embeddings with sparse
     gradients need. Do so at the end of `configure_model` for those that are made there.
