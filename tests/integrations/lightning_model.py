@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from manyclass import ClassHead, optim
 from manyclass.integrations.lightning import SampledTraining
-from manyclass.samplers import Learned, Systematic
+from manyclass.samplers import Automatic, Costs, Learned, Systematic
 
 C, D, EXAMPLES, BATCH = 300, 8, 72, 8
 COUNTS = 1000 // torch.arange(1, C + 1) + 1
@@ -21,6 +21,8 @@ SAMPLERS = {
     "Systematic": lambda: Systematic(COUNTS, 32),
     # Rebuilds its table, and takes it up, several times in a training of these tests.
     "Learned": lambda: Learned(COUNTS, 32, every=3),
+    # Changes its design by costs that do not depend on the machine.
+    "Automatic": lambda: Automatic(COUNTS, 0.005, least=32, every=3, costs=Costs(10.0, 1.0, 2.0, 0.01)),
 }
 # Lightning says which devices it found and how to log in to its site.
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
@@ -160,7 +162,6 @@ def fit(
         logger=False,
         enable_progress_bar=False,
         enable_model_summary=False,
-        num_sanity_val_steps=0,
         **{"max_epochs": 2} | options,
     )
     loaders = loader(Examples(), BATCH // devices), DataLoader(Examples(32, seed=1), 16 // devices)

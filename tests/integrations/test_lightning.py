@@ -3,7 +3,6 @@
 import copy
 from functools import partial
 
-import lightning as L
 import pytest
 import torch
 from lightning.pytorch.plugins import MixedPrecision
@@ -30,12 +29,12 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:The dirpath has changed from"),
 ]
 
-# On CPUs Lightning turns "16-mixed" into "bf16-mixed", but its plugin does float16 with a GradScaler there too.
 PRECISIONS = {
-    "32-true": {"precision": "32-true"},
-    "bf16-mixed": {"precision": "bf16-mixed"},
-    "16-mixed": {"plugins": [lambda: MixedPrecision("16-mixed", "cpu")]},
-    "bf16-true": {"precision": "bf16-true"},
+    "32-true": lambda: {"precision": "32-true"},
+    "bf16-mixed": lambda: {"precision": "bf16-mixed"},
+    # On CPUs Lightning turns "16-mixed" into "bf16-mixed", but its plugin uses float16 and a GradScaler there too.
+    "16-mixed": lambda: {"plugins": [MixedPrecision("16-mixed", "cpu")]},
+    "bf16-true": lambda: {"precision": "bf16-true"},
 }
 CLIPPING = {
     "not clipped": {},
@@ -49,21 +48,14 @@ ROWS = {
 }
 
 
-def options_of(precision, clipping="not clipped"):
-    options = dict(PRECISIONS[precision])
-    if "plugins" in options:
-        options["plugins"] = [make() for make in options["plugins"]]
-    return options | CLIPPING[clipping]
-
-
-def assert_resumes(module, tmp_path, *, every=3, crash=4, **options):
+def assert_resumes(module, tmp_path, options=dict, *, every=3, crash=4):
     """Raise unless a training that crashes equals one that does not, after it went on from its last checkpoint."""
-    whole = fit(module, tmp_path / "whole", every=every, **options)
-    interrupted = fit(module, tmp_path / "interrupted", every=every, crash=crash, **options)
+    whole = fit(module, tmp_path / "whole", every=every, **options())
+    interrupted = fit(module, tmp_path / "interrupted", every=every, crash=crash, **options())
     assert interrupted.trainer.global_step < whole.trainer.global_step
     # In another process torch's seed would be another too.
     last = tmp_path / "interrupted" / "last.ckpt"
-    resumed = fit(module, tmp_path / "resumed", every=every, resume=last, seed=99, **options)
+    resumed = fit(module, tmp_path / "resumed", every=every, resume=last, seed=99, **options())
     assert resumed.trainer.global_step == whole.trainer.global_step
     assert_same(state_of(whole), state_of(resumed))
     return whole
@@ -106,7 +98,7 @@ class Clipped(NextClass):
 @torch.no_grad()
 def loss_before(module):
     """Return the exact held-out loss of a module that has not been trained."""
-    L.seed_everything(0, verbose=False)
+    torch.manual_seed(0)
     x, target = Examples(32, seed=1)[:]
     module = module().eval()
     return module.head.exact_loss(module.encoder(x), target)
@@ -119,8 +111,10 @@ def test_a_training_that_crashes_goes_on_bit_for_bit(tmp_path, precision, clippi
     def module():
         return Clipped("Learned")
 
-    options = options_of(precision, clipping) | {"accumulate_grad_batches": accumulated}
-    trained = assert_resumes(module, tmp_path, **options)
+    def options():
+        return PRECISIONS[precision]() | CLIPPING[clipping] | {"accumulate_grad_batches": accumulated}
+
+    trained = assert_resumes(module, tmp_path, options)
     steps = 18 // accumulated
     # A GradScaler starts too high, and leaves out some steps.
     assert trained.compared >= (steps if precision != "16-mixed" else steps - 4)
@@ -135,11 +129,13 @@ def test_every_row_optimiser_and_sampler_resumes(tmp_path, sampler, rows, every)
     def module():
         return NextClass(sampler, rows=ROWS[rows])
 
-    assert_resumes(module, tmp_path, every=every, crash=13)
+    trained = assert_resumes(module, tmp_path, every=every, crash=13)
+    if sampler == "Automatic":
+        assert trained.head.sampler.decisions
 
 
 def test_an_ordinary_loader_resumes_after_an_epoch(tmp_path):
-    assert_resumes(NextClass, tmp_path, every=None, crash=13, loader=DataLoader)
+    assert_resumes(NextClass, tmp_path, lambda: {"loader": DataLoader}, every=None, crash=13)
 
 
 def test_a_checkpoint_holds_each_optimiser_by_name(tmp_path):
@@ -186,7 +182,6 @@ def test_sparse_gradients_train_as_dense_ones_that_torch_clips(algorithm):
     options = {"gradient_clip_val": 0.05, "gradient_clip_algorithm": algorithm, "accumulate_grad_batches": 2}
     sparse = fit(NextClass, **options)
     dense = fit(partial(NextClass, sparse=False, rows=partial(torch.optim.Adagrad, lr=0.3)), **options)
-    assert dense.head.weight.grad is None or not dense.head.weight.grad.is_sparse
     for mine, other in zip(sparse.parameters(), dense.parameters(), strict=True):
         torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-5)
 
