@@ -1,0 +1,1 @@
+"""Parts of the documentation's build that no package has."""
