@@ -4,9 +4,10 @@ PYTHON := $(VENV)/bin/python
 READY := $(VENV)/.ready
 INTEGRATIONS := $(VENV)/.ready-integrations
 BENCH := $(VENV)/.ready-bench
+DOCS := $(VENV)/.ready-docs
 PIP := $(PYTHON) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: setup test types check demo paper study bench quality soak package clean
+.PHONY: setup test types check demo paper study bench quality soak package docs clean
 
 setup: $(READY)
 
@@ -41,6 +42,19 @@ paper: $(READY)
 study: $(READY)
 	THP_MEM_ALLOC_ENABLE=1 $(VENV)/bin/manyclass study --out study-report
 
+$(DOCS): $(INTEGRATIONS)
+	$(PIP) --editable '.[docs]'
+	touch $@
+
+# Builds docs/_build/html and treats warnings as errors. It runs the pages with code cells, which takes some ten minutes the
+# first time and is cached, the other blocks of Python, the commands and the doctests. Links within the site are
+# followed; links to other sites only with DOCS_ONLINE=1, else their syntax alone is checked.
+docs: $(DOCS)
+	OMP_NUM_THREADS=1 $(PYTHON) -m sphinx -W --keep-going -b html -d docs/_build/doctrees docs docs/_build/html
+	$(PYTHON) docs/_extensions/check_links.py docs/_build/html
+	test -z "$$DOCS_ONLINE" || $(PYTHON) -m sphinx -W -b linkcheck -d docs/_build/doctrees docs docs/_build/links
+	OMP_NUM_THREADS=1 $(PYTHON) -m pytest tests/docs src
+
 $(BENCH): $(READY)
 	$(PIP) --editable '.[peers]'
 	touch $@
@@ -70,4 +84,4 @@ package: $(READY)
 	$(PYTHON) -m tests.package
 
 clean:
-	rm -rf $(VENV) dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) dist docs/_build .mypy_cache .ruff_cache .pytest_cache .hypothesis

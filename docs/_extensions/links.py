@@ -16,7 +16,7 @@ PREFERRED = "manyclass."  # `manyclass.ClassHead` rather than `manyclass.heads.C
 
 
 def documented(env: BuildEnvironment) -> dict[str, str]:
-    """Return the full documented name by each of its endings, such as `samplers.Learned`; ambiguous ones are left out."""
+    """Return the full documented names by each of their endings, such as `Learned`, without ambiguous ones."""
     found: dict[str, set[str]] = {}
     for name, entry in env.domaindata["py"]["objects"].items():
         if entry.objtype == "module" or not name.startswith(PREFERRED):

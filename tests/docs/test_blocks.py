@@ -27,9 +27,9 @@ def blocks(path):
 WITH_CODE = [path for path in PAGES if any(block.not_run is None for block in blocks(path))]
 
 
-# Trainers warn about machines without a GPU, and about loaders that are too short.
-@pytest.mark.filterwarnings("ignore::UserWarning:torch.utils.data", "ignore::UserWarning:lightning")
-@pytest.mark.filterwarnings("ignore:.*pin_memory", "ignore:.*num_workers")
+# Trainers warn about machines without a GPU, about loaders without workers, and about torch.
+@pytest.mark.filterwarnings("ignore:'pin_memory' argument", "ignore:The '.*_dataloader' does not have many workers")
+@pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.` is deprecated:FutureWarning")
 @pytest.mark.parametrize("path", WITH_CODE, ids=name)
 def test_the_python_of_a_page_runs(path, tmp_path, monkeypatch):
     for library in NEEDS.get(name(path), ()):
