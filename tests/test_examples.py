@@ -5,8 +5,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[1]
 
 
@@ -26,8 +24,6 @@ def test_the_example_learns_more_than_frequencies():
 
 
 def test_sentence_embeddings_find_the_module_of_a_docstring():
-    pytest.importorskip("sentence_transformers")
-    pytest.importorskip("datasets")
     output = run("examples/sentence_pairs.py", "--files", 120, "--steps", 60)
     before, after = map(float, re.search(r"docstrings (\S+) before training, (\S+) after", output).groups())
     assert after > 4 * before

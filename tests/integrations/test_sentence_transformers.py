@@ -5,11 +5,6 @@ import math
 
 import pytest
 import torch
-from torch import nn
-
-pytest.importorskip("sentence_transformers")
-pytest.importorskip("datasets")
-
 from datasets import Dataset
 from sentence_transformers import (
     SentenceTransformer,
@@ -26,6 +21,7 @@ from sentence_transformers.util import cos_sim
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
+from torch import nn
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
 from manyclass import ClassCounts

@@ -37,9 +37,10 @@ class InBatchLoss(CachedLossMixin, nn.Module):  # type: ignore[misc]
 
     Class c_j is the positive of another example j, f its frequency among the positives of the training set. Frequent
     positives are in many batches: without κ, as in `MultipleNegativesRankingLoss`, exp s learns p(c | x) / f(c), and
-    frequent positives rank too low; with κ it learns p(c | x). A class is no negative of an example whose positive it
-    is, even if it is in the batch several times. Hard negatives h are candidates of their own example only, and each
-    class among them counts once.
+    frequent positives rank too low; with κ it learns p(c | x). If all positives are equally frequent, κ is a constant,
+    and the scores that are best with it rank as those without it. Other copies of an example's positive in the batch are no negatives of it.
+    Hard negatives h are candidates of their own example only; each class among them counts once, and its copies among
+    the c_j do not count.
 
     The trainer passes class ids as labels, from a column "label": the positive's id, or, with hard negatives, a list of
     the ids of the positive and of each negative, -1 for a negative to leave out. `number_positives` makes this column
