@@ -60,7 +60,7 @@ MAY_IMPORT = {
         "objectives",
         "samplers",
     },
-    "optim": {"_check", "_shard", "kernels"},
+    "optim": {"_check", "_shard", "_sparse_gradients", "kernels"},
     "diagnostics": {"_check", "candidates", "forms", "heads"},
     "errors": set(),
     "storage": {"_check", "errors"},

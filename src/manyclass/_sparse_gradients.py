@@ -2,6 +2,7 @@
 
 `torch.nn.utils.clip_grad_norm_` and `clip_grad_value_`, which Lightning and others call, need a norm and a clamp, and
 `fully_shard` needs to put gradients together. An operator is registered only if torch has none for sparse tensors.
+None of those for clipping waits for a GPU.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,10 +25,38 @@ def _register(operator: str, function: Callable[..., Any]) -> None:
             _LIBRARIES[library].impl(name, function, backend)
 
 
-def _summed(gradient: Tensor) -> Tensor:
-    """Return the coalesced gradient, with sums in float32 at least: 16 bits would lose most of many rows."""
-    wide = torch.float32 if gradient.dtype in (torch.float16, torch.bfloat16) else gradient.dtype
-    return gradient.to(wide).coalesce()
+def would_synchronise(gradient: Tensor) -> bool:
+    """Return True if coalescing would synchronise with the device."""
+    return not gradient.is_cpu and not gradient.is_coalesced()
+
+
+def runs(gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return sorted ids [N], the run of equal ids [N] that each belongs to, and the sums [N, ...] of the runs."""
+    ids, order = gradient._indices()[0].sort()
+    run = torch.zeros_like(ids)
+    torch.cumsum(ids[1:] != ids[:-1], 0, out=run[1:])
+    values = gradient._values()
+    return ids, run, torch.zeros_like(values).index_add_(0, run, values[order])
+
+
+def summed(gradient: Tensor) -> Tensor:
+    """Return a sparse gradient with its repeated rows summed.
+
+    If coalescing would synchronise, the first place of a repeated row holds the sum and the others hold zeros. Sums are
+    rounded to the dtype of the gradient once: in half precision most of many rows would be lost.
+    """
+    if gradient.is_coalesced():
+        return gradient
+    dtype = gradient.dtype
+    gradient = gradient.to(torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype)
+    if gradient.sparse_dim() > 1 or not would_synchronise(gradient):
+        return gradient.coalesce().to(dtype)
+    ids, run, sums = runs(gradient)
+    first = torch.ones_like(run, dtype=torch.bool)
+    first[1:] = run[1:] != run[:-1]
+    first = first.reshape(-1, *[1] * (sums.dim() - 1))
+    rows = torch.where(first, sums[run], 0).to(dtype)
+    return torch.sparse_coo_tensor(ids.unsqueeze(0), rows, gradient.shape, check_invariants=False)
 
 
 def _norm(
@@ -41,10 +70,10 @@ def _norm(
     """Return the norm of all elements."""
     if ord <= 0 or dim is not None or keepdim:
         raise NotImplementedError(f"the norm of a sparse tensor is over all elements with ord above 0, got ord {ord}")
-    values = _summed(gradient).values()
+    values = summed(gradient)._values()
     # The maximum over no element is not defined.
-    norm: Tensor = torch.linalg.vector_norm(values if values.numel() else values.new_zeros(1), ord)
-    return norm.to(gradient.dtype if dtype is None else dtype)
+    norm: Tensor = torch.linalg.vector_norm(values if values.numel() else values.new_zeros(1), ord, dtype=dtype)
+    return norm
 
 
 def _clamp_(gradient: Tensor, min: float | None = None, max: float | None = None) -> Tensor:
@@ -52,8 +81,8 @@ def _clamp_(gradient: Tensor, min: float | None = None, max: float | None = None
     if (min is not None and min > 0) or (max is not None and max < 0):
         raise NotImplementedError(f"a sparse tensor is clamped to a range that holds 0, got min {min} and max {max}")
     if not gradient.is_coalesced():
-        gradient.copy_(_summed(gradient))
-    gradient.values().clamp_(min, max)
+        gradient.copy_(summed(gradient))
+    gradient._values().clamp_(min, max)
     return gradient
 
 

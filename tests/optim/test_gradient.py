@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from manyclass.optim import _gradient, clip_grad_norm_
+from manyclass import _sparse_gradients
+from manyclass.optim import clip_grad_norm_
 from manyclass.optim._gradient import coalesced_gradient, coalesced_rows
 from tests.optim.tables import OURS, parameters, same, set_gradients
 
@@ -13,7 +14,7 @@ IDS = torch.tensor([4, 1, 4, 4, 7])
 @pytest.fixture
 def asynchronous(monkeypatch):
     """Sum repeated rows as on a GPU, where counting them would synchronise."""
-    monkeypatch.setattr(_gradient, "_would_synchronise", lambda gradient: not gradient.is_coalesced())
+    monkeypatch.setattr(_sparse_gradients, "would_synchronise", lambda gradient: not gradient.is_coalesced())
 
 
 def test_ids_are_distinct_and_rows_are_sums():
@@ -76,3 +77,17 @@ def test_every_optimiser_accepts_repeats_that_hold_their_sum(asynchronous, name)
         optimizer.step()
         other.step()
     same(params, theirs)
+
+
+@pytest.mark.parametrize("ids", [IDS, IDS[:1], IDS[:0]], ids=["repeats", "one", "none"])
+@pytest.mark.parametrize("norm_type", [2.0, torch.inf])
+def test_torchs_clipping_counts_no_rows_that_cannot_be_counted(asynchronous, monkeypatch, norm_type, ids):
+    params, dense = parameters(), parameters()
+    set_gradients(params, ids, 0)
+    for p, q in zip(params, dense, strict=True):
+        q.grad = p.grad.to_dense()
+    monkeypatch.setattr(torch.Tensor, "coalesce", None)
+    norms = [torch.nn.utils.clip_grad_norm_(each, 0.5, norm_type) for each in (params, dense)]
+    for each in (params, dense):
+        torch.nn.utils.clip_grad_value_(each, 0.1)
+    same([norms[0], *(p.grad.to_dense() for p in params)], [norms[1], *(q.grad for q in dense)])

@@ -3,8 +3,9 @@
 import torch
 from torch import Tensor
 
+from manyclass import _sparse_gradients
 from manyclass.kernels import cpu
-from manyclass.optim._rows import per_row, wide_dtype
+from manyclass.optim._rows import wide_dtype
 
 
 def coalesced_rows(parameter: Tensor) -> tuple[Tensor | None, Tensor]:
@@ -21,8 +22,8 @@ def coalesced_rows(parameter: Tensor) -> tuple[Tensor | None, Tensor]:
     if gradient.is_coalesced() and gradient._nnz() == len(parameter):
         # Every row, in order: no row need be gathered.
         return None, gradient.values()
-    if _would_synchronise(gradient):
-        ids, run, rows = _runs(gradient)
+    if _sparse_gradients.would_synchronise(gradient):
+        ids, run, rows = _sparse_gradients.runs(gradient)
         return ids, rows[run]
     # For a coalesced gradient this is a no-op.
     gradient = gradient.coalesce()
@@ -40,38 +41,9 @@ def raw_rows(parameter: Tensor, *state: Tensor) -> tuple[Tensor, Tensor] | None:
 
 
 def coalesced_gradient(parameter: Tensor) -> Tensor:
-    """Return the parameter's gradient with the repeated rows of a sparse one summed.
-
-    If coalescing would synchronise, the first place of a repeated row holds the sum and the others hold zeros. Sums are
-    rounded to the dtype of the gradient once.
-    """
+    """Return the parameter's gradient with the repeated rows of a sparse one summed, see `_sparse_gradients.summed`."""
     gradient = _checked(parameter)
-    if not gradient.is_sparse or gradient.is_coalesced():
-        return gradient
-    dtype = gradient.dtype
-    # The cast comes before the sum, which in half precision would lose most of many rows.
-    gradient = gradient.to(wide_dtype(dtype))
-    if not _would_synchronise(gradient):
-        return gradient.coalesce().to(dtype)
-    ids, run, rows = _runs(gradient)
-    first = torch.ones_like(run, dtype=torch.bool)
-    first[1:] = run[1:] != run[:-1]
-    rows = torch.where(per_row(first, rows), rows[run], 0).to(dtype)
-    return torch.sparse_coo_tensor(ids.unsqueeze(0), rows, gradient.shape, check_invariants=False)
-
-
-def _would_synchronise(gradient: Tensor) -> bool:
-    """Return True if coalescing would synchronise with the device."""
-    return not gradient.is_cpu and not gradient.is_coalesced()
-
-
-def _runs(gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return sorted ids [N], the run of equal ids [N] that each belongs to, and the sums [N, ...] of the runs."""
-    ids, order = gradient._indices()[0].sort()
-    run = torch.zeros_like(ids)
-    torch.cumsum(ids[1:] != ids[:-1], 0, out=run[1:])
-    values = gradient._values()
-    return ids, run, torch.zeros_like(values).index_add_(0, run, values[order])
+    return _sparse_gradients.summed(gradient) if gradient.is_sparse else gradient
 
 
 def _checked(parameter: Tensor) -> Tensor:
