@@ -1,4 +1,4 @@
-"""The example and the README's code run at a small scale."""
+"""The examples run at a small scale."""
 
 import re
 import subprocess
@@ -36,10 +36,3 @@ def test_the_example_under_lightning_learns_more_than_frequencies():
     loss = float(re.search(r"^held-out loss: (\S+)$", output, re.MULTILINE)[1])
     assert loss < unigram
     assert "error of log Z̃" in output
-
-
-def test_the_python_code_in_the_readme_runs():
-    (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    names: dict[str, object] = {}
-    exec(block, names)
-    assert names["head"].weight.grad is not None

@@ -12,7 +12,11 @@ PYTHON = ("python", "{code-cell} ipython3")
 OTHERS = ("console", "text", "{toctree}", "{include}", "{image}", "{raw} html", "")
 # Replacements that make a page short enough for a test.
 SMALLER = {"docs/quickstart.md": [("range(600)", "range(8)")]}
-NEEDS = {"docs/integrations.md": ("transformers", "accelerate", "lightning"), "docs/inference.md": ("faiss",)}
+NEEDS = {
+    "README.md": ("transformers",),
+    "docs/integrations.md": ("transformers", "accelerate", "lightning"),
+    "docs/inference.md": ("faiss",),
+}
 NOT_RUN = {
     "docs/integrations.md": 1,
     "docs/moving.md": 3,
