@@ -38,15 +38,14 @@ class InBatchLoss(CachedLossMixin, nn.Module):  # type: ignore[misc]
     Class c_j is the positive of another example j, f its frequency among the positives of the training set. Frequent
     positives are in many batches: without κ, as in `MultipleNegativesRankingLoss`, exp s learns p(c | x) / f(c), and
     frequent positives rank too low; with κ it learns p(c | x). If all positives are equally frequent, κ is a constant,
-    and the scores that are best with it rank as those without it. Other copies of an example's positive in the batch are no negatives of it.
-    Hard negatives h are candidates of their own example only; each class among them counts once, and its copies among
-    the c_j do not count.
+    and the scores that are best with it rank as those without it. Other copies of an example's positive in the batch
+    are no negatives of it. Hard negatives h are candidates of one example, the one they come with; each class among
+    them counts once, and its copies among the c_j do not count.
 
     The trainer passes class ids as labels, from a column "label": the positive's id, or, with hard negatives, a list of
     the ids of the positive and of each negative, -1 for a negative to leave out. `number_positives` makes this column
     and the counts. Leave the batch sampler at its default: κ is that of examples drawn independently, so
-    `BatchSamplers.NO_DUPLICATES` would bias it. Each process of a distributed training uses the positives of its own
-    batch.
+    `BatchSamplers.NO_DUPLICATES` would bias it. In a distributed training the B positives are those of one process.
 
     Without hard negatives and without repeated positives in a batch, the objective `SubsetSoftmax` gives
     `MultipleNegativesRankingLoss`.
