@@ -87,7 +87,8 @@ def main(rank, folder):
     results = {
         "sparse": joint(RANKS, rank),
         "dense": joint(RANKS, rank, sparse=False, rows=partial(torch.optim.Adagrad, lr=0.3)),
-        "bf16": sampled(None, precision="bf16-mixed"),
+        "bf16-mixed": sampled(None, precision="bf16-mixed"),
+        "bf16-true": sampled(None, precision="bf16-true", gradient_clip_val=0.01, gradient_clip_algorithm="value"),
         "whole": sampled(folder / "whole"),
         "resumed": resumed(folder),
         "unprepared": unprepared(),

@@ -18,11 +18,12 @@ class SampledTraining(Callback):  # type: ignore[misc]
     number of the batch. Ranks then draw different classes, and dropout repeats too. A sampler that decides by measured
     times, as the default one does in its first steps, may decide differently in another run.
 
-    With `DDPStrategy` it calls `manyclass.parallel.prepare` on the module, which heads and embeddings with sparse
-    gradients need. Do so at the end of `configure_model` for those that are made there.
+    With `DDPStrategy` it calls `manyclass.parallel.prepare` on the module, which sparse gradients need. A module that
+    makes its head in `setup` or `configure_model` calls `prepare` there itself.
 
-    The order of the examples is left to the data loader. A sampler with `set_epoch`, which Lightning gives a loader
-    under DDP, shuffles alike in a resumed training; a resume within an epoch needs a loader with `state_dict`.
+    The order of the examples is left to the data loader. A sampler with `set_epoch`, such as torch's
+    `DistributedSampler`, shuffles alike in a resumed training. A resume within an epoch needs a loader with
+    `state_dict`.
 
     Example:
         >>> trainer = Trainer(callbacks=[SampledTraining()], logger=False, enable_checkpointing=False)
@@ -46,7 +47,11 @@ class SampledTraining(Callback):  # type: ignore[misc]
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: object, batch_idx: int) -> None:
         """Seed torch for this batch."""
         words = [self._seed, trainer.global_rank, trainer.current_epoch, batch_idx]
-        torch.manual_seed(int(SeedSequence(words).generate_state(1, "uint64")[0]))
+        seed = int(SeedSequence(words).generate_state(1, "uint64")[0])
+        # torch.manual_seed takes ten times as long, since it seeds devices that are not in use.
+        torch.default_generator.manual_seed(seed)
+        if (device := pl_module.device).type != "cpu":
+            torch.get_device_module(device).manual_seed(seed)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the seed."""

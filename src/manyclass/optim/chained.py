@@ -96,10 +96,11 @@ class Chained(Optimizer):
         """Load the state of each optimiser. If one of them refuses its state, all are left as they were.
 
         Raises:
-            ValueError: the state is not that of such optimisers in this order.
+            ValueError: the state is not that of such optimisers in this order, or one of them refuses its part; it may
+                raise another error.
         """
         children = self.children()
-        if not isinstance(state_dict, dict) or list(state_dict) != list(children):
+        if not isinstance(state_dict, dict) or state_dict.keys() != children.keys():
             got = list(state_dict) if isinstance(state_dict, dict) else type(state_dict).__name__
             raise ValueError(f"`state_dict` must be that of {list(children)}, got {got}")
         # Loading replaces the groups and the state of an optimiser and writes into neither, so nothing need be copied.

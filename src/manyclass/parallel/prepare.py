@@ -25,7 +25,8 @@ def prepare(model: M, *, process_group: Any = None) -> M:
     DDP also ignores the parameters of a head that `shard` has divided, which need no exchange.
 
     Call it on every rank, after the model is on its device. A model with dense gradients needs it only if the state of
-    its samplers was loaded on rank 0 alone. Seed ranks differently, so that each draws other classes.
+    its samplers was loaded on rank 0 alone. Seed ranks differently, so that each draws other classes. Under Lightning
+    the callback `manyclass.integrations.lightning.SampledTraining` does both.
 
     Args:
         model: the model, changed in place. Prepare it again after copying, pickling, or adding parameters to it.
