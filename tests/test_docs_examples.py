@@ -55,9 +55,9 @@ def excess_at_equal_steps(sampled, exact):
     return loss - exact_loss
 
 
-def check_drawn(figures, panels):
+def check_drawn(figures):
     (figure,) = figures
-    assert len(figure.axes) == panels
+    assert len(figure.axes) == 2
     assert figure.axes[0].get_ylabel()
     # White, so that black text on it is readable on a dark page too.
     assert figure.get_facecolor() == (1, 1, 1, 1)
@@ -86,7 +86,7 @@ def test_next_word(monkeypatch, capsys):
     assert sampled[-1][1] < sampled[0][1] - 0.3
     assert sampled[-1][1] < names["by_frequency"] - 0.5
     assert excess_at_equal_steps(sampled, exact) < 0.2
-    check_drawn(figures, 2)
+    check_drawn(figures)
     assert "The number of" in capsys.readouterr().out
 
 
@@ -97,7 +97,7 @@ def test_next_item(monkeypatch):
     assert sampled[-1][1] < sampled[0][1] - 0.1
     assert excess_at_equal_steps(sampled, exact) < 0.2
     assert 0 < names["sampled"].records[-1].metrics["MRR@20"] < names["sampled"].records[-1].metrics["HR@20"] < 1
-    check_drawn(figures, 3)
+    check_drawn(figures)
     assert not {*names["best"].ids[0].tolist()} & {*names["seen"][0].tolist()}
 
 
@@ -112,7 +112,7 @@ def test_knowledge_graph(monkeypatch):
     others = names["known_in_training"].others(triples)
     assert (others >= 0).any()
     assert not (others == triples[:, 2:]).any()
-    check_drawn(figures, 2)
+    check_drawn(figures)
 
 
 def test_two_towers(monkeypatch):
@@ -128,7 +128,7 @@ def test_two_towers(monkeypatch):
     of_item = [file for file, *_ in names["items"]]
     for item, row in enumerate(names["hard"].tolist()):
         assert all(other != item and of_item[other] == of_item[item] for other in row if other >= 0)
-    check_drawn(figures, 2)
+    check_drawn(figures)
 
 
 def test_document_labels(monkeypatch):
@@ -137,4 +137,4 @@ def test_document_labels(monkeypatch):
     precision = names["precisions"]
     assert precision["sampled"][0] > precision["most frequent"][0]
     assert abs(precision["sampled"][0] - precision["exact"][0]) < 0.1
-    check_drawn(figures, 2)
+    check_drawn(figures)
