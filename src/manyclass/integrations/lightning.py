@@ -27,7 +27,6 @@ class SampledTraining(Callback):  # type: ignore[misc]
 
     Example:
         >>> trainer = Trainer(callbacks=[SampledTraining()], logger=False, enable_checkpointing=False)
-        >>> # trainer.fit(module, loader, ckpt_path="last")
     """
 
     def __init__(self) -> None:
