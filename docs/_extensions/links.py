@@ -19,7 +19,7 @@ def documented(env: BuildEnvironment) -> dict[str, str]:
     """Return the full documented names by each of their endings, such as `Learned`, without ambiguous ones."""
     found: dict[str, set[str]] = {}
     for name, entry in env.domaindata["py"]["objects"].items():
-        if entry.objtype == "module" or not name.startswith(PREFERRED):
+        if entry.aliased or entry.objtype == "module" or not name.startswith(PREFERRED):
             continue
         parts = name.split(".")
         for start in range(len(parts)):

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-# Pages that are shown; those in docs/examples are programs, which tests/examples run.
+# Pages that are shown; those in docs/examples are run by tests/test_docs_examples.py.
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "docs" / "api" / "index.md"]
 INCLUDED = [ROOT / "CONTRIBUTING.md", ROOT / "benchmarks" / "README.md"]
 

@@ -7,7 +7,7 @@ import re
 import pytest
 
 import manyclass
-from tests.docs.markdown import INCLUDED, PAGES, ROOT, anchors, links, name
+from tests.docs.markdown import INCLUDED, PAGES, ROOT, anchors, inline_code, links, name
 
 DOCS = ROOT / "docs"
 # Rooms whose public names are for users; those of other rooms are used by these.
@@ -108,3 +108,10 @@ def test_the_reference_has_every_integration(integration):
 def test_the_version_is_in_one_place():
     assert "manyclass.__version__" in (DOCS / "conf.py").read_text()
     assert manyclass.__version__
+
+
+@pytest.mark.parametrize("path", PAGES, ids=name)
+def test_the_files_that_a_page_names_exist(path):
+    for code in inline_code(path):
+        if re.fullmatch(r"(tests|examples|benchmarks|docs)/[\w./-]+", code):
+            assert (ROOT / code).exists(), f"{name(path)}: {code}"
