@@ -89,6 +89,7 @@ def paths():
         for suffix in ("py", "cpp", "js", "css"):
             yield from (ROOT / folder).rglob(f"*.{suffix}")
     yield from (ROOT / name for name in DOCUMENTS if (ROOT / name).exists())
+    yield from (path for path in (ROOT / "docs").rglob("*.md") if "_build" not in path.parts)
 
 
 def test_texts_use_plain_words():
