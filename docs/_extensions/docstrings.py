@@ -9,6 +9,8 @@ INDENTED = re.compile(r" {4}\S")
 SECTION = re.compile(r"\w[\w ]*:$")
 CODE = re.compile(r"(`[^`]*`)")
 MARKUP = re.compile(r"[*|]|(?<=\w)_(?!\w)")
+# A letter with a full stop, such as "C.", would begin a list.
+LETTER = re.compile(r"(^\s*|: )([A-Za-z])\.(?=\s|$)")
 WITHOUT_SECTIONS = ("attribute", "data", "property")
 OF_SCIKIT_LEARN = re.compile(r"set_\w+_request$")
 
@@ -44,7 +46,7 @@ class Docstrings:
 
 
 def _escaped(line: str) -> str:
-    parts = CODE.split(line)
+    parts = CODE.split(LETTER.sub(r"\1\2\\.", line))
     return "".join(part if part.startswith("`") else MARKUP.sub(r"\\\g<0>", part) for part in parts)
 
 
