@@ -177,7 +177,7 @@ def test_the_sum_over_other_positives_is_unbiased():
     loss = InBatchLoss(NO_MODEL, counts, scale=1.0)
     target, mean = 2, 0.0
     for others in itertools.product(range(4), repeat=3):
-        # Copies of the target in place of the other anchors: only the first example's loss is read.
+        # Copies of the anchor in place of the other anchors: only the first example's loss is read.
         ids = torch.tensor([target, *others])
         candidates = loss._candidates(ids.unsqueeze(1))
         losses = loss._losses(anchor[:1].expand(4, -1), table[ids], [], slice(0, 4), candidates)
@@ -208,7 +208,7 @@ def test_without_kappa_and_repeated_positives_it_is_the_loss_of_the_library(mode
 
 @pytest.mark.parametrize("counts", [torch.ones(7), COUNTS], ids=["uniform", "others"])
 def test_kappa_is_an_offset_of_the_negatives_in_the_loss_of_the_library(model, counts):
-    # With uniform counts the offset is log C/(B - 1): it is 0, and κ changes nothing, only if C = B - 1.
+    # With uniform counts it is log C/(B - 1) for all, and above 0, because B distinct positives need C ≥ B classes.
     model.double()
     offsets = -(4 * counts[:5].double() / counts.sum()).log().expand(5, 5)
     offsets = offsets.masked_fill(torch.eye(5, dtype=torch.bool), 0.0)
