@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -36,3 +38,11 @@ def test_the_example_under_lightning_learns_more_than_frequencies():
     loss = float(re.search(r"^held-out loss: (\S+)$", output, re.MULTILINE)[1])
     assert loss < unigram
     assert "error of log Z̃" in output
+
+
+def test_the_example_of_transformers_learns_more_than_frequencies():
+    pytest.importorskip("transformers", reason="the extra `transformers` is not installed")
+    output = run("examples/transformers_trainer.py", "--files", 30, "--steps", 40, "--vocabulary", 4000)
+    unigram = float(re.search(r"frequencies alone (\S+)", output)[1])
+    assert float(re.search(r"^held-out loss (\d\S+)", output, re.MULTILINE)[1]) < unigram
+    assert "'import os" in output
