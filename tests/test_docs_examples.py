@@ -76,7 +76,7 @@ def test_the_index_lists_the_pages():
 
 @pytest.mark.parametrize("page", PAGES)
 def test_a_page_begins_with_its_scale(page):
-    assert cells(page)[0][1].startswith(FULL_SCALE)
+    assert cells(page)[0][1].endswith(f"\n{FULL_SCALE}\n")
 
 
 def test_next_word(monkeypatch, capsys):
