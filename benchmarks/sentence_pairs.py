@@ -10,11 +10,12 @@ Pairs are made from WikiText-2; its test part, other articles, is held out:
 - words: a sentence without one of its words, and that word. Frequencies follow Zipf's law.
 - next: a sentence and the next one. No positive occurs twice, so the correction is the same factor for all.
 
-The model is the mean of word vectors (StaticEmbedding), trained by SentenceTransformerTrainer with two losses:
+The model is the mean of word vectors (StaticEmbedding), trained by SentenceTransformerTrainer with one of these losses:
 
 - corrected: InBatchLoss.
 - uncorrected: InBatchLoss(objective=SubsetSoftmax()), the same without κ; on the pairs of "next" it equals
   MultipleNegativesRankingLoss.
+- none: no model, the frequencies alone.
 
 A row of results has recall@10 among all classes, and the mean of -log p(positive) over all of them, for the positives
 in one band of frequency in the training pairs. The uncorrected model has a second row, where log f is added to the
@@ -65,12 +66,14 @@ TOP = 10
 HEADING = re.compile(r"\s*((?:= )+)(.+?)(?: =)+\s*")
 BANDS = {"unseen": 0, "1-9": 1, "10-99": 10, "100-999": 100, "1000+": 1000}  # least count in the training pairs
 QUANTITIES = {"recall_at_10": "recall@10", "nll": "- log p(positive)"}
-BAR_WIDTH = 0.27
+BAR_WIDTH = 0.2
+LEAST_SHARE = 0.01  # of the held-out positives, for a band to be in the plot
 # Loss, whether log f is added in retrieval, label, and colour of Okabe and Ito.
 STYLES = (
     ("corrected", "0", "corrected", "#D55E00"),
     ("uncorrected", "0", "uncorrected", "#0072B2"),
     ("uncorrected", "1", "uncorrected, log f added in retrieval", "#56B4E9"),
+    ("none", "1", "frequencies alone", "#999999"),
 )
 Pair = tuple[str, str]
 Row = dict[str, Any]
@@ -117,7 +120,8 @@ def neighbours(part: str) -> list[Pair]:
 
 
 PAIRS: dict[str, Callable[[str], list[Pair]]] = {"headings": headings, "words": words, "next": neighbours}
-LOSSES = {"corrected": Likelihood(), "uncorrected": SubsetSoftmax()}
+LOSSES = {"corrected": Likelihood(), "uncorrected": SubsetSoftmax(), "none": None}
+LOG_F_ADDED = {"corrected": (False,), "uncorrected": (False, True), "none": (True,)}  # in retrieval
 
 
 @functools.cache
@@ -166,23 +170,15 @@ def train_model(
     return model.eval(), time.perf_counter() - start
 
 
-@torch.no_grad()
-def score(
-    model: SentenceTransformer, held_out: Dataset, classes: dict[int, str], log_weight: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Return the rank of each held-out positive among all classes, from 0, and -log p of it.
+def score(queries: Tensor, table: Tensor, target: Tensor, log_weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the rank of each target among all classes, from 0, and -log p of it.
 
     Args:
-        model: the trained model.
-        held_out: pairs with labels.
-        classes: the text of each class to rank, by its label.
-        log_weight: added to the score of each class, in the order of `classes`.
+        queries: [N, D], of length 1.
+        table: [C, D], of length 1.
+        target: places [N] in the table.
+        log_weight: [C], added to the scores.
     """
-    options = {"convert_to_tensor": True, "normalize_embeddings": True, "show_progress_bar": False, "batch_size": 1024}
-    place = {label: i for i, label in enumerate(classes)}
-    target = torch.tensor([place[label] for label in held_out["label"][:]])
-    queries = model.encode(held_out["anchor"][:], **options)
-    table = model.encode(list(classes.values()), **options)
     ranks, losses = [], []
     for rows in torch.arange(len(target)).split(512):
         scores = SCALE * queries[rows] @ table.T + log_weight
@@ -198,17 +194,29 @@ def band(count: int) -> str:
 
 
 def rows_of(kind: str, loss: str, *, seed: int, steps: int) -> Iterator[Row]:
-    """Train and yield a row for each band, without log f in retrieval and, if the loss is not corrected, with it."""
+    """Train and yield a row for each band, without log f in retrieval and with it, as far as the loss calls for it."""
     train, held_out, counts = numbered(kind)
-    model, seconds = train_model(loss, train, counts, seed=seed, steps=steps)
-    seen = Counter(train["label"][:])
     # Positives that occur once are a class each, so only those held out are ranked.
     ranked = held_out if kind == "next" else concatenate_datasets([train, held_out])
     classes = dict(zip(ranked["label"][:], ranked["positive"][:], strict=True))
+    place = {label: i for i, label in enumerate(classes)}
+    target = torch.tensor([place[label] for label in held_out["label"][:]])
     log_f = counts.frequency().log().float()[list(classes)]
+    seen = Counter(train["label"][:])
     bands = [band(seen[label]) for label in held_out["label"][:]]
-    for added in (False, True) if loss != "corrected" and kind != "next" else (False,):
-        ranks, losses = score(model, held_out, classes, log_f if added else torch.zeros(len(classes)))
+
+    queries, table, seconds = torch.zeros(len(target), 1), torch.zeros(len(classes), 1), 0.0
+    if loss != "none":
+        model, seconds = train_model(loss, train, counts, seed=seed, steps=steps)
+        queries, table = (
+            model.encode(
+                texts, batch_size=1024, convert_to_tensor=True, normalize_embeddings=True, show_progress_bar=False
+            )
+            for texts in (held_out["anchor"][:], list(classes.values()))
+        )
+    # If all positives are equally frequent, log f is a constant.
+    for added in LOG_F_ADDED[loss][: 1 if kind == "next" else None]:
+        ranks, losses = score(queries, table, target, log_f if added else torch.zeros(len(classes)))
         for name in ("all", *BANDS):
             chosen = torch.tensor([name in ("all", other) for other in bands])
             if not chosen.any():
@@ -243,18 +251,21 @@ def plot(path: Path) -> None:
     found = defaultdict(list)
     with path.open() as file:
         for row in csv.DictReader(file):
+            if row["positives"] == "all":
+                total = int(row["examples"])
+            if int(row["examples"]) < LEAST_SHARE * total:
+                continue
             for quantity in QUANTITIES:
                 key = (row["pairs"], row["positives"], row["loss"], row["log_f_added"], quantity)
                 found[key].append(float(row[quantity]))
     kinds = list(dict.fromkeys(key[0] for key in found))
-    # Bands of each kind, the least frequent first.
     bands = {kind: [name for name in ("all", *BANDS) if (kind, name) in {key[:2] for key in found}] for kind in kinds}
     figure, panels = pyplot.subplots(
         len(QUANTITIES),
         len(kinds),
         figsize=(12, 6),
         squeeze=False,
-        width_ratios=[2 + len(bands[kind]) for kind in kinds],
+        width_ratios=[1 + len(bands[kind]) for kind in kinds],
     )
     for (line, quantity), (column, kind) in itertools.product(enumerate(QUANTITIES), enumerate(kinds)):
         axes = panels[line][column]
@@ -263,9 +274,9 @@ def plot(path: Path) -> None:
                 if seeds := found[kind, name, loss, added, quantity]:
                     mean = statistics.fmean(seeds)
                     spread = [[mean - min(seeds)], [max(seeds) - mean]]
-                    middle = at + (place - 1) * BAR_WIDTH
+                    middle = at + (place - 1.5) * BAR_WIDTH
                     axes.bar(middle, mean, BAR_WIDTH, yerr=spread, color=colour, label=label, ecolor="#555555")
-        axes.set_xticks(range(len(bands[kind])), bands[kind])
+        axes.set_xticks(range(len(bands[kind])), bands[kind], fontsize=9)
         axes.set_ylabel(QUANTITIES[quantity] if column == 0 else "")
         axes.set_title(kind if line == 0 else "", loc="left")
     panels[-1][0].set_xlabel("occurrences of the positive in the training pairs", loc="left")
@@ -281,6 +292,8 @@ def run(kinds: list[str], losses: list[str], *, seeds: int, steps: int, path: Pa
     disable_progress_bars()
     rows: list[Row] = []
     for kind, seed, loss in itertools.product(kinds, range(seeds), losses):
+        if loss == "none" and (seed > 0 or kind == "next"):
+            continue  # frequencies have no seed, and equal ones rank nothing
         found = list(rows_of(kind, loss, seed=seed, steps=steps))
         for row in found:
             print(

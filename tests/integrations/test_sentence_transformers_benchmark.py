@@ -2,6 +2,7 @@
 
 import csv
 import lzma
+import math
 import sys
 
 import pytest
@@ -67,10 +68,15 @@ def test_a_run_gives_rows_and_a_plot(small, tmp_path, monkeypatch, capsys):
         rows = list(csv.DictReader(file))
     kinds = {(row["pairs"], row["loss"], row["log_f_added"]) for row in rows}
     assert kinds == {
-        *((pairs, loss, "0") for pairs in sentence_pairs.PAIRS for loss in sentence_pairs.LOSSES),
+        *((pairs, loss, "0") for pairs in sentence_pairs.PAIRS for loss in ("corrected", "uncorrected")),
+        ("headings", "none", "1"),
+        ("words", "none", "1"),
         ("headings", "uncorrected", "1"),
         ("words", "uncorrected", "1"),
     }
+    # Two in three pairs have the first of two headings, in training and held out: the loss is the entropy.
+    (row,) = [row for row in rows if (row["pairs"], row["loss"], row["positives"]) == ("headings", "none", "all")]
+    assert float(row["nll"]) == pytest.approx(math.log(3) - 2 / 3 * math.log(2), abs=1e-4)
     for row in rows:
         assert 0 <= float(row["recall_at_10"]) <= 1
         assert float(row["nll"]) > 0
