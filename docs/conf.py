@@ -52,6 +52,7 @@ nitpick_ignore_regex = [
 nb_execution_mode = "cache"
 nb_execution_timeout = 1800
 nb_execution_raise_on_error = True
+nb_merge_streams = True
 myst_enable_extensions = ["attrs_block", "attrs_inline", "colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 4
 
