@@ -46,9 +46,9 @@ $(DOCS): $(INTEGRATIONS)
 	$(PIP) --editable '.[docs]'
 	touch $@
 
-# Builds docs/_build/html and treats warnings as errors. It runs the pages with code cells, which takes some ten minutes the
-# first time and is cached, the other blocks of Python, the commands and the doctests. Links within the site are
-# followed; links to other sites only with DOCS_ONLINE=1, else their syntax alone is checked.
+# Builds docs/_build/html and treats warnings as errors. It runs the pages with code cells, which takes about five
+# minutes of one core the first time and is cached, the other blocks of Python, the commands and the doctests. Links
+# within the site are followed; links to other sites only with DOCS_ONLINE=1, else their syntax alone is checked.
 docs: $(DOCS)
 	OMP_NUM_THREADS=1 $(PYTHON) -m sphinx -W --keep-going -b html -d docs/_build/doctrees docs docs/_build/html
 	$(PYTHON) docs/_extensions/check_links.py docs/_build/html
