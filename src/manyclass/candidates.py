@@ -30,11 +30,14 @@ class Block:
         ids: class ids, int64 [G, K].
         log_kappa: log of the number of classes that each slot stands for, float64 [G, K]; -inf marks an empty slot.
         order: permutation int64 [B] that sorts the batch into its groups, or None if they are runs already.
+        has_targets: whether the whole batch shares the block and slot n holds the target of example n, for n < B. A
+            head may then read the targets' scores from those of the block.
     """
 
     ids: Tensor
     log_kappa: Tensor
     order: Tensor | None = None
+    has_targets: bool = False
 
     def group(self, x: Tensor) -> Tensor:
         """Arrange [B, ...] in batch order as [G, ceil(B / G), ...]."""

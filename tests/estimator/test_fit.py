@@ -253,6 +253,23 @@ def test_labels_of_mixed_types_are_refused(y):
         model.partial_fit(X, y)
 
 
+@pytest.mark.parametrize(
+    "y", [csr_array(np.eye(3)), np.eye(3), [[0, 1], [2], [1]]], ids=["sparse matrix", "matrix", "lists"]
+)
+def test_several_labels_of_a_row_are_refused_with_the_way_to_give_them(y):
+    with pytest.raises(ValueError, match="`y` must be a 1d array with one label for each row, got shape .3, .*nonzero"):
+        ManyClassClassifier().fit(np.ones((3, 2)), y)
+
+
+def test_the_way_to_give_several_labels_works():
+    X, Y = csr_array(np.eye(4)), csr_array(np.array([[1, 1, 0], [0, 0, 1], [1, 0, 0], [0, 1, 1]]))
+    rows, labels = Y.nonzero()
+    model = ManyClassClassifier(max_epochs=50).fit(X[rows], labels, sample_weight=1 / np.bincount(rows)[rows])
+    probability = model.predict_proba(X)
+    assert (np.argsort(-probability, axis=1)[0, :2].tolist()) in ([0, 1], [1, 0])
+    assert probability.argmax(1)[1:3].tolist() == [2, 0]
+
+
 @pytest.mark.parametrize("layout", [csr_array, csc_array])
 @pytest.mark.parametrize(
     ("data", "indices", "indptr", "message"),

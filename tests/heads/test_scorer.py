@@ -6,7 +6,7 @@ from torch import nn
 
 from manyclass import ClassHead, ScorerHead
 from manyclass.heads import exact
-from manyclass.samplers import Exhaustive, Importance
+from manyclass.samplers import Exhaustive, Importance, InBatch, WithExplicit
 from tests.tables import OBJECTIVES, SAMPLERS
 
 C, D, B = 23, 6, 10
@@ -71,6 +71,22 @@ def test_shared_candidates_are_encoded_once():
     head, _, _ = twins(Importance(torch.ones(C), 7))
     head(*data())
     assert sorted(head.scorer.encoded) == [7, B]
+
+
+@pytest.mark.parametrize("k", [0, 5])
+def test_targets_of_the_batch_are_encoded_once(k):
+    head, linear, _ = twins(InBatch(torch.ones(C), k))
+    hidden, target = data()
+    losses = [h(hidden, target, generator=torch.Generator().manual_seed(2)) for h in (head, linear)]
+    torch.testing.assert_close(*losses, rtol=0, atol=1e-12)
+    assert head.scorer.encoded == [B + k]
+
+
+def test_targets_behind_explicit_classes_have_their_scores():
+    head, linear, _ = twins(WithExplicit(InBatch(torch.ones(C), 5), torch.arange(3)))
+    hidden, target = data()
+    losses = [h(hidden, target, generator=torch.Generator().manual_seed(2)) for h in (head, linear)]
+    torch.testing.assert_close(*losses, rtol=0, atol=1e-12)
 
 
 def test_exact_results_equal_those_of_a_linear_head(monkeypatch):

@@ -4,11 +4,32 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from scipy import sparse
 
 Array = np.ndarray[Any, Any]
 
 _NUMBER_KINDS, _STRING_KINDS = "biuf", "UTO"
 _LARGEST_EXACT_INT = 2**53  # in float64
+
+
+def check_one_label(y: Any, name: str) -> None:
+    """Check that each row has one label.
+
+    Raises:
+        ValueError: y is a matrix, or a list of lists.
+    """
+    if sparse.issparse(y) or getattr(y, "ndim", 1) == 2:
+        shape = y.shape
+    elif isinstance(y, list | tuple) and any(isinstance(row, list | tuple | set) for row in y):
+        shape = len(y), "several"
+    else:
+        return
+    if shape[1] != 1 or sparse.issparse(y):
+        raise ValueError(
+            f"`{name}` must be a 1d array with one label for each row, got shape [{shape[0]}, {shape[1]}]. Repeat a row "
+            "for each of its labels: `rows, labels = Y.nonzero()` of an indicator matrix Y, and then "
+            "`fit(X[rows], labels, sample_weight=1 / np.bincount(rows)[rows])`"
+        )
 
 
 def check_one_type(y: Any, name: str) -> None:

@@ -14,7 +14,7 @@ from sklearn.utils.validation import _check_sample_weight, check_is_fitted, colu
 from manyclass import _check
 from manyclass.counts import ClassCounts
 from manyclass.data.rows import Rows
-from manyclass.estimator._labels import Array, Labels, check_one_type
+from manyclass.estimator._labels import Array, Labels, check_one_label, check_one_type
 from manyclass.estimator._learner import Learner, add_counts
 from manyclass.estimator._memory import check_fits
 from manyclass.estimator._options import MakeSampler, Options, plain
@@ -276,6 +276,7 @@ class ManyClassClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def _examples(self, X: Any, y: Any, sample_weight: Any, *, first: bool) -> tuple[Any, Array, Array | None]:
         """Check rows, labels and weights to train on."""
         check_sparse(X)
+        check_one_label(y, "y")
         check_one_type(y, "y")
         X, y = validate_data(self, X, y, reset=first, accept_sparse="csr", dtype=[np.float64, np.float32])
         _check_range(X)

@@ -26,7 +26,8 @@ class ScorerHead(nn.Module):
     Args:
         scorer: a Module (or function) from hidden [G, S, ...] and ids [G, K] to scores [G, S, K]: G groups of S
             examples, each group with its K classes. A tower for classes runs once on ids [G, K], whatever S is, so
-            candidates that a batch shares are encoded once.
+            candidates that a batch shares are encoded once. `parameters()` of the head has the parameters of a Module,
+            but not those that a function refers to: give these to the optimiser yourself.
         sampler: chooses the classes that a step scores, and determines C.
         objective: the training objective. Default: `Likelihood`.
 
@@ -115,11 +116,13 @@ class ScorerHead(nn.Module):
 
     def candidate_scores(self, hidden: Tensor, target: Tensor, candidates: Candidates) -> tuple[Tensor, Tensor]:
         """Return scores of the targets [B] and of the candidates [B, ΣK + I], -inf where excluded."""
-        scores = [
-            block.ungroup(self._score(block.group(hidden), block.ids), len(hidden))
-            for block in candidates.parts(empty=target)
-        ]
-        return self._own(hidden, target.unsqueeze(1)).squeeze(1), exclude_hits(scores, candidates)
+        blocks = candidates.parts(empty=target)
+        scores = [block.ungroup(self._score(block.group(hidden), block.ids), len(hidden)) for block in blocks]
+        if blocks and blocks[0].has_targets:
+            target_score = at_least_float32(scores[0].diagonal())
+        else:
+            target_score = self._own(hidden, target.unsqueeze(1)).squeeze(1)
+        return target_score, exclude_hits(scores, candidates)
 
     def score_chunks(self, size: int) -> Iterator[tuple[int, Callable[[Tensor], Tensor]]]:
         """Yield for each run of `size` classes its first id and a function from hidden [B, ...] to scores [B, size]."""

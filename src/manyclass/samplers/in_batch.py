@@ -20,7 +20,7 @@ class InBatch(nn.Module):
     Class c is expected (B - 1) f(c) times among the other targets and k q(c) times among the drawn classes, so each
     slot stands for κ = 1/((B - 1) f + k q) classes, a target or a drawn one. The target of an example is not among
     its candidates: it is summed explicitly and never corrected as if it had been drawn. With two towers, which compute
-    the batch's targets anyway, the first B candidates are free.
+    the batch's targets anyway, the first B candidates are free: a `ScorerHead` encodes each target once.
 
     `unbiased` is False: Z̃ is right only if the targets are drawn independently with the frequencies of the counts. Use
     streaming counts (`counts.update(target)`, then `refresh()`) if those frequencies change.
@@ -96,7 +96,7 @@ class InBatch(nn.Module):
             uniform = torch.rand(self.k, dtype=torch.float64, device=target.device, generator=generator)
             ids = torch.cat([target, self._proposal.locate(uniform * self._proposal.total)[0]])
         batch = len(target)
-        block = Block(ids.unsqueeze(0), self._log_kappa(ids, batch).unsqueeze(0))
+        block = Block(ids.unsqueeze(0), self._log_kappa(ids, batch).unsqueeze(0), has_targets=True)
         return Candidates((block,), exclude, lambda: self._log_kappa(target, batch), self.num_classes)
 
     def _log_kappa(self, ids: Tensor, batch: int) -> Tensor:
