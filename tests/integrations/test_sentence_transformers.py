@@ -1,31 +1,19 @@
-"""The loss for sentence-transformers, against plain loops, against the library's losses and in its trainer."""
+"""The loss for sentence-transformers, against plain loops and against the library's losses."""
 
 import itertools
 import math
 
 import pytest
 import torch
-from datasets import Dataset
-from sentence_transformers import (
-    SentenceTransformer,
-    SentenceTransformerTrainer,
-    SentenceTransformerTrainingArguments,
-)
 from sentence_transformers.sentence_transformer.losses import (
     CachedMultipleNegativesRankingLoss,
     MatryoshkaLoss,
     MultipleNegativesRankingLoss,
 )
-from sentence_transformers.sentence_transformer.modules import Pooling, StaticEmbedding, Transformer
 from sentence_transformers.util import cos_sim
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import WhitespaceSplit
 from torch import nn
-from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
-from manyclass import ClassCounts
-from manyclass.integrations.sentence_transformers import InBatchLoss, number_positives
+from manyclass.integrations.sentence_transformers import InBatchLoss
 from manyclass.objectives import (
     BlackOut,
     HingeRanking,
@@ -36,97 +24,27 @@ from manyclass.objectives import (
     PlainImportance,
     SubsetSoftmax,
 )
+from tests.integrations.sentence_model import (
+    ANCHORS,
+    COUNTS,
+    NEGATIVES,
+    POSITIVES,
+    SCALE,
+    SIMILARITIES,
+    embeddings,
+    gradients,
+    inputs,
+    loss_by_loops,
+    tiny_model,
+)
 
-WORDS = ["red", "green", "blue", "cat", "dog", "bird", "runs", "sleeps", "sings", "fast", "well", "today"]
-ANCHORS = ["red cat", "green dog runs", "blue bird sings well today", "cat", "dog sleeps fast"]
-POSITIVES = ["cat runs", "dog sleeps", "bird sings", "blue cat sleeps", "dog today"]
-NEGATIVES = ["bird", "cat sings today", "red dog", "green bird sings", "fast"]
-COUNTS = torch.tensor([8.0, 4.0, 2.0, 1.0, 1.0, 3.0, 1.0])
-SCALE = 20.0
 NO_MODEL = nn.Sequential(nn.Identity())  # for losses that are given embeddings
 OBJECTIVES = [Likelihood(), SubsetSoftmax(), NegativeSampling(), LogisticRanking(), HingeRanking(), BlackOut()]
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """A tiny transformer and its tokenizer on disk, where Transformer reads them."""
-    path = tmp_path_factory.mktemp("model")
-    vocabulary = {word: i for i, word in enumerate(["[PAD]", "[UNK]", *WORDS])}
-    tokenizer = Tokenizer(WordLevel(vocabulary, unk_token="[UNK]"))
-    tokenizer.pre_tokenizer = WhitespaceSplit()
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]").save_pretrained(path)
-    torch.manual_seed(0)
-    config = BertConfig(
-        vocab_size=len(vocabulary),
-        hidden_size=8,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=16,
-        max_position_embeddings=16,
-        hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0,
-    )
-    BertModel(config).save_pretrained(path)
-    return path
-
-
 @pytest.fixture
-def model(folder):
-    transformer = Transformer(str(folder))
-    return SentenceTransformer(modules=[transformer, Pooling(transformer.get_embedding_dimension())], device="cpu")
-
-
-def static_model():
-    tokenizer = Tokenizer(WordLevel({word: i for i, word in enumerate(["[UNK]", *WORDS])}, unk_token="[UNK]"))
-    tokenizer.pre_tokenizer = WhitespaceSplit()
-    return SentenceTransformer(modules=[StaticEmbedding(tokenizer, embedding_dim=8)], device="cpu")
-
-
-def inputs(model, *columns):
-    return [dict(model.preprocess(column)) for column in columns]
-
-
-def gradients(model, loss):
-    model.zero_grad()
-    loss.backward()
-    return [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
-
-
-def embeddings(batch, columns, dtype=torch.float64):
-    generator = torch.Generator().manual_seed(0)
-    return [torch.randn(batch, 4, dtype=dtype, generator=generator).requires_grad_() for _ in range(columns)]
-
-
-def dot(a, b):
-    return sum(x * y for x, y in zip(a, b, strict=True))
-
-
-SIMILARITIES = {
-    "cosine": lambda a, b: dot(a, b) / (dot(a, a) ** 0.5 * dot(b, b) ** 0.5),
-    "dot": dot,
-    "euclidean": lambda a, b: -(dot(a - b, a - b) ** 0.5),
-    "manhattan": lambda a, b: -sum(abs(x - y) for x, y in zip(a, b, strict=True)),
-}
-
-
-def loss_by_loops(columns, ids, counts, similarity="cosine", scale=SCALE):
-    """Return the mean loss as its formula says, one term at a time."""
-    anchors, positives, *negatives = columns
-    batch, total = len(ids), 0
-    for i, (target, *own) in enumerate(ids):
-        explicit = {target}
-        score = scale * SIMILARITIES[similarity](anchors[i], positives[i])
-        z = score.exp()
-        for negative, c in zip(negatives, own, strict=True):
-            if c >= 0 and c not in explicit:
-                explicit.add(c)
-                z = z + (scale * SIMILARITIES[similarity](anchors[i], negative[i])).exp()
-        for j, (c, *_) in enumerate(ids):
-            if j != i and c not in explicit:
-                kappa = 1 / ((batch - 1) * counts[c] / sum(counts))
-                z = z + kappa * (scale * SIMILARITIES[similarity](anchors[i], positives[j])).exp()
-        total = total + z.log() - score
-    return total / batch
+def model():
+    return tiny_model()
 
 
 BATCHES = {
@@ -304,123 +222,6 @@ def test_matryoshka_sums_the_losses_of_all_dimensions(model, mini_batch_size):
     torch.testing.assert_close(gradients(model, found), gradients(model, expected), rtol=1e-7, atol=1e-10)
 
 
-def pairs(copies=1, *, negatives=False):
-    columns = {"anchor": ANCHORS * copies, "positive": POSITIVES * copies}
-    return Dataset.from_dict({**columns, "negative": NEGATIVES * copies} if negatives else columns)
-
-
-def trained(model, loss, train, folder, *, optimizer=None, evaluation=None, **options):
-    arguments = SentenceTransformerTrainingArguments(
-        str(folder), use_cpu=True, report_to="none", disable_tqdm=True, **{"save_strategy": "no", **options}
-    )
-    schedule = None if optimizer is None else torch.optim.lr_scheduler.ConstantLR(optimizer, factor=1.0)
-    trainer = SentenceTransformerTrainer(
-        model, arguments, train_dataset=train, eval_dataset=evaluation, loss=loss, optimizers=(optimizer, schedule)
-    )
-    trainer.train()
-    return trainer
-
-
-@pytest.mark.parametrize(
-    ("mini_batch_size", "negatives", "bf16"),
-    [(None, False, False), (None, True, True), (2, True, False), (2, False, True)],
-)
-def test_the_trainer_learns_the_pairs(model, tmp_path, mini_batch_size, negatives, bf16):
-    train, held_out, counts = number_positives(pairs(4, negatives=negatives), pairs(negatives=negatives))
-    loss = InBatchLoss(model, counts, mini_batch_size=mini_batch_size)
-    # 20 pairs make two batches of 7 and a last one of 6.
-    trainer = trained(
-        model,
-        loss,
-        train,
-        tmp_path,
-        evaluation=held_out,
-        per_device_train_batch_size=7,
-        per_device_eval_batch_size=3,
-        learning_rate=1e-2,
-        num_train_epochs=8,
-        eval_strategy="epoch",
-        bf16=bf16,
-    )
-    losses = [entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry]
-    assert len(losses) == 8
-    assert losses[-1] < 0.6 * losses[0]
-    scores = model.similarity(model.encode(ANCHORS), model.encode(POSITIVES))
-    assert (scores.argmax(1) == torch.arange(5)).sum() >= 4
-
-
-@pytest.mark.parametrize("mini_batch_size", [None, 2])
-def test_accumulation_gives_the_mean_gradient_of_the_batches(model, tmp_path, mini_batch_size):
-    train, counts = number_positives(pairs(negatives=True))
-    loss = InBatchLoss(model, counts, mini_batch_size=mini_batch_size)
-    batches = []
-    hook = loss.register_forward_pre_hook(
-        lambda _, given: batches.append(([dict(column) for column in given[0]], given[1]))
-    )
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    trained(
-        model,
-        loss,
-        train,
-        tmp_path,
-        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
-        per_device_train_batch_size=3,
-        gradient_accumulation_steps=2,
-        max_steps=1,
-        max_grad_norm=0.0,
-    )
-    hook.remove()
-    assert [len(labels) for _, labels in batches] == [3, 2]
-    moved = {name: (before[name] - value) / 0.1 for name, value in model.state_dict().items()}
-    model.load_state_dict(before)
-    gradients(model, sum(loss(columns, labels) for columns, labels in batches) / 2)
-    for name, parameter in model.named_parameters():
-        expected = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-        torch.testing.assert_close(moved[name], expected, rtol=1e-3, atol=1e-4)
-
-
-def test_the_model_card_names_the_loss_and_its_options(model, tmp_path):
-    train, counts = number_positives(pairs(2, negatives=True))
-    loss = InBatchLoss(model, counts, mini_batch_size=4)
-    trained(
-        model,
-        loss,
-        train,
-        tmp_path / "run",
-        max_steps=2,
-        per_device_train_batch_size=4,
-        save_strategy="steps",
-        save_steps=1,
-    )
-    model.save(str(tmp_path / "model"))
-    card = (tmp_path / "model" / "README.md").read_text()
-    assert "InBatchLoss" in card
-    assert '"mini_batch_size": 4' in card
-    assert '"num_classes": 10' in card
-    assert "Sampling-Bias-Corrected" in card
-    # The trainer saves the model alone.
-    again = SentenceTransformer(str(tmp_path / "run" / "checkpoint-2"), device="cpu")
-    torch.testing.assert_close(again.encode(ANCHORS), model.encode(ANCHORS))
-
-
-def test_a_static_model_is_trained_without_mini_batches(tmp_path):
-    model = static_model()
-    train, counts = number_positives(pairs(8))
-    trained(
-        model,
-        InBatchLoss(model, counts),
-        train,
-        tmp_path,
-        max_steps=60,
-        per_device_train_batch_size=8,
-        learning_rate=0.1,
-    )
-    scores = model.similarity(model.encode(ANCHORS), model.encode(POSITIVES))
-    assert (scores.argmax(1) == torch.arange(5)).all()
-    with pytest.raises(ValueError, match=r"`mini_batch_size` must be None for a model with StaticEmbedding.* got 4"):
-        InBatchLoss(model, counts, mini_batch_size=4)
-
-
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
@@ -460,60 +261,3 @@ def test_bad_batches_are_refused(model, labels, columns, error, message, mini_ba
     labels = None if labels is None else torch.tensor(labels)
     with pytest.raises(error, match=message):
         InBatchLoss(model, COUNTS, mini_batch_size=mini_batch_size)(inputs(model, *texts), labels)
-
-
-def test_a_dataset_without_labels_is_refused_by_the_trainer(model, tmp_path):
-    with pytest.raises(ValueError, match="`labels` must hold class ids, got None"):
-        trained(model, InBatchLoss(model, COUNTS), pairs(), tmp_path, max_steps=1)
-
-
-def test_equal_texts_are_one_class():
-    train = Dataset.from_dict({"query": ["a", "b", "c", "d"], "answer": ["x", "y", "x", "x"]})
-    numbered, counts = number_positives(train)
-    assert numbered["label"][:] == [0, 1, 0, 0]
-    assert numbered.column_names == ["query", "answer", "label"]
-    assert isinstance(counts, ClassCounts)
-    torch.testing.assert_close(counts.frequency(), torch.tensor([0.75, 0.25], dtype=torch.float64))
-
-
-def test_hard_negatives_are_classes_that_do_not_count():
-    train = Dataset.from_dict({"anchor": ["a", "b"], "positive": ["x", "y"], "near": ["y", "z"], "far": ["w", "w"]})
-    numbered, counts = number_positives(train)
-    x, y, z, w = 0, 1, 2, 3
-    assert numbered["label"][:] == [[x, y, w], [y, z, w]]
-    torch.testing.assert_close(counts.frequency(), torch.tensor([0.5, 0.5, 0, 0]).double(), rtol=0, atol=2e-6)
-
-
-def test_further_datasets_share_the_numbers():
-    train = Dataset.from_dict({"anchor": ["a", "b"], "positive": ["x", "y"]})
-    first = Dataset.from_dict({"anchor": ["c", "d", "e"], "positive": ["z", "x", "z"]})
-    second = Dataset.from_dict({"anchor": ["f"], "positive": ["z"], "negative": ["y"]})
-    *numbered, counts = number_positives(train, first, second)
-    assert [dataset["label"][:] for dataset in numbered] == [[0, 1], [2, 0, 2], [[2, 1]]]
-    assert counts.raw.tolist() == [1, 1, 1]
-
-
-@pytest.mark.parametrize(
-    ("datasets", "error", "message"),
-    [
-        ([[("a", "x")]], TypeError, "`train` must be a datasets.Dataset, got list"),
-        ([{"anchor": ["a"]}], ValueError, r"`train` must have columns of anchors and of positives, got \['anchor'\]"),
-        (
-            [{"anchor": ["a"], "positive": ["x"], "label": [0]}],
-            ValueError,
-            "`train` must have no column of labels, got",
-        ),
-        (
-            [{"anchor": ["a"], "positive": [None]}],
-            TypeError,
-            "`train` must hold texts in column 'positive', got NoneType",
-        ),
-        ([{"anchor": ["a"], "positive": [3]}], TypeError, "`train` must hold texts in .*, got int in row 0"),
-        ([{"anchor": [], "positive": []}], ValueError, "`train` must have rows, got none"),
-        ([{"anchor": ["a"], "positive": ["x"]}, {"positive": ["x"]}], ValueError, "`others` must have columns"),
-    ],
-)
-def test_bad_datasets_are_refused(datasets, error, message):
-    made = [Dataset.from_dict(columns) if isinstance(columns, dict) else columns for columns in datasets]
-    with pytest.raises(error, match=message):
-        number_positives(*made)

@@ -55,8 +55,8 @@ class InBatchLoss(CachedLossMixin, nn.Module):  # type: ignore[misc]
         counts: ClassCounts of the positives, or C counts.
         scale: factor of the similarity, 1 / temperature.
         similarity: "cosine", "dot", "euclidean" or "manhattan".
-        mini_batch_size: texts to embed at a time, with gradient caching: memory does not grow with the batch, and the
-            model runs twice; None embeds a whole column at once.
+        mini_batch_size: texts to embed at a time, with gradient caching: activations take no more memory for a larger
+            batch, and the model runs twice; None embeds a whole column at once.
         objective: the training objective. Default: `Likelihood`; `SubsetSoftmax` leaves κ out.
 
     Raises:
@@ -96,7 +96,7 @@ class InBatchLoss(CachedLossMixin, nn.Module):  # type: ignore[misc]
         self.objective = Likelihood() if objective is None else objective
         self.sampler = InBatch(counts)
 
-    def forward(self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor) -> Tensor:
+    def forward(self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor | None) -> Tensor:
         """Return the mean loss of a batch.
 
         Args:
@@ -113,7 +113,7 @@ class InBatchLoss(CachedLossMixin, nn.Module):  # type: ignore[misc]
             return loss
         return self.calculate_loss([[self.model(column)["sentence_embedding"]] for column in columns], labels)
 
-    def calculate_loss(self, reps: list[list[Tensor]], labels: Tensor, *, with_backward: bool = False) -> Tensor:
+    def calculate_loss(self, reps: list[list[Tensor]], labels: Tensor | None, *, with_backward: bool = False) -> Tensor:
         """Return the mean loss of a batch from its embeddings; `forward_cached` and `MatryoshkaLoss` call it too.
 
         Args:
