@@ -1,17 +1,19 @@
 """A GPT-2-shaped model of 50,257 classes on WikiText-2 through Trainer of Transformers, with `apply` and without.
 
     python -m benchmarks.transformers_trainer                    # into benchmarks/results/transformers_trainer.csv
-    python -m benchmarks.transformers_trainer --device cuda --layers 12 --dim 768 --out gpu.csv
+    python -m benchmarks.transformers_trainer --contenders plain default "k = 1024" --steps 900
+    python -m benchmarks.transformers_trainer --device cuda --batch 8 --steps 6000 --held-out 1024
 
 All trainings start from the same weights and see the same batches in the same order. Each runs in a separate process,
 and they take turns of a few steps, so that changes of the machine's speed affect all alike. The time of a step is from
 Trainer's `on_step_begin` to `on_step_end`: forward, backward, clipping, AdamW and the schedule. The held-out loss is
 Trainer's, of the plain model. `peak_gib` is the largest memory until the last step: on the CPU that of the process,
 which held `start_gib` before the first step, and on a GPU that of torch's tensors. `generates_equally` says that the
-saved weights, in a plain model, generate the same tokens.
+saved weights, in a plain model, generate the same tokens. Rows of other sizes and devices stay in the CSV file.
 """
 
 import argparse
+import csv
 import json
 import lzma
 import os
@@ -32,6 +34,7 @@ from benchmarks.machine import peak_gib, provenance, quantiles, write_csv
 RESULTS = Path(__file__).resolve().parent / "results" / "transformers_trainer.csv"
 CLASSES = 50_257
 END = "<|endoftext|>"
+SETTINGS = ("layers", "dim", "batch", "length", "steps", "bf16", "seed")
 # Options of `apply`, or None for a plain model, and whether the rows of classes have a separate optimiser.
 CONTENDERS: dict[str, tuple[dict[str, Any] | None, bool]] = {
     "plain": (None, False),
@@ -132,7 +135,8 @@ def train(name: str, arguments: argparse.Namespace, folder: Path) -> None:
             if state.global_step % arguments.turn == 0:
                 memory.setdefault("start_gib", peak())
                 print(json.dumps({"step": state.global_step}), file=replies, flush=True)
-                sys.stdin.readline()
+                if not sys.stdin.readline():
+                    sys.exit("the benchmark has ended")
             self.begin = now()
 
         def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
@@ -218,6 +222,20 @@ def take_turns(names: Sequence[str], command: Sequence[str]) -> dict[str, Row]:
     return results
 
 
+def others(path: Path, rows: Sequence[Row]) -> list[Row]:
+    """Return the rows of a CSV file that are of another contender, size, seed or device than the new ones."""
+    if not path.exists():
+        return []
+    with path.open(newline="") as file:
+        old = list(csv.DictReader(file))
+
+    def setting(row: Row) -> tuple[str, ...]:
+        return tuple(str(row[name]) for name in ("contender", *SETTINGS, "device"))
+
+    new = {setting(row) for row in rows}
+    return [row for row in old if setting(row) not in new]
+
+
 def main() -> None:
     """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -251,25 +269,16 @@ def main() -> None:
         torch.save(tokens, Path(folder) / "tokens.pt")
         command = [sys.executable, "-m", "benchmarks.transformers_trainer", *sys.argv[1:], "--folder", folder]
         results = take_turns(arguments.contenders, command)
-    about = {
-        "layers": arguments.layers,
-        "dim": arguments.dim,
-        "batch": arguments.batch,
-        "length": arguments.length,
-        "steps": arguments.steps,
-        "classes": CLASSES,
-        "vocabulary": vocabulary,
-        "bf16": int(arguments.bf16),
-        "seed": arguments.seed,
-    }
+    about = {**{name: getattr(arguments, name) for name in SETTINGS}, "classes": CLASSES, "vocabulary": vocabulary}
     rows = [{"contender": name, **about, **result, **provenance()} for name, result in results.items()]
     for row in rows:
         print(
             f"{row['contender']:22} held-out loss {row['held_out_loss']:.4f}, {row['step_ms']:,.0f} ms a step, "
             f"{row['peak_gib']:.2f} GiB at most"
         )
-    write_csv(arguments.out, rows)
-    print(f"{len(rows)} rows are in {arguments.out}")
+    kept = others(arguments.out, rows)
+    write_csv(arguments.out, [*kept, *rows])
+    print(f"{len(kept) + len(rows)} rows are in {arguments.out}")
 
 
 if __name__ == "__main__":

@@ -49,7 +49,8 @@ def apply(
 
     A copy of the model is sampled too. Call `apply` again after `from_pretrained`, and `remove` before
     `resize_token_embeddings`. Label smoothing and `compute_loss_func` of Trainer take logits, so with these
-    nothing is sampled.
+    nothing is sampled. Without a bias, a model with new weights learns late that rare classes are rare: their rows move
+    only when they are drawn. So the first thousands of steps are behind those of exact training.
 
     Args:
         model: the model, changed in place.
@@ -73,8 +74,10 @@ def apply(
             has another loss than the cross entropy; it was given to `apply` before; or an option is invalid.
 
     Example:
+        >>> import torch
         >>> from transformers import GPT2Config, GPT2LMHeadModel
-        >>> model = GPT2LMHeadModel(GPT2Config(vocab_size=5000, n_embd=8, n_layer=1, n_head=1))
+        >>> config = GPT2Config(vocab_size=5000, n_embd=8, n_layer=1, n_head=1, bos_token_id=0, eos_token_id=0)
+        >>> model = GPT2LMHeadModel(config)
         >>> ids = torch.randint(5000, (2, 16))
         >>> head = apply(model, counts=ClassCounts.from_targets(ids, 5000), k=64)
         >>> output = model.train()(ids, labels=ids)
