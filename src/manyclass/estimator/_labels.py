@@ -26,8 +26,8 @@ def check_one_label(y: Any, name: str) -> None:
         return
     if shape[1] != 1 or sparse.issparse(y):
         raise ValueError(
-            f"`{name}` must be a 1d array with one label for each row, got shape [{shape[0]}, {shape[1]}]. Repeat a row "
-            "for each of its labels: `rows, labels = Y.nonzero()` of an indicator matrix Y, and then "
+            f"`{name}` must be a 1d array with one label for each row, got shape [{shape[0]}, {shape[1]}]. Repeat each "
+            "row once for each of its labels: `rows, labels = Y.nonzero()` of an indicator matrix Y, and then "
             "`fit(X[rows], labels, sample_weight=1 / np.bincount(rows)[rows])`"
         )
 
