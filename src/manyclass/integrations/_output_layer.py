@@ -122,7 +122,7 @@ def shifts_labels(model: Any, layer: nn.Module) -> bool:
         except Exception as error:
             raise ValueError(
                 "`model` must be a language model that runs on `input_ids` and `labels`, calls its output layer once "
-                f"and returns logits and a loss, got a {type(model).__name__} that fails: {error}"
+                f"and returns logits and a loss, got a {type(model).__name__} that fails: {error!r}"
             ) from error
     if logits.shape != planted.shape or not torch.equal(logits.to(planted.dtype), planted):
         raise ValueError(
