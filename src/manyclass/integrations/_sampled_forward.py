@@ -30,6 +30,7 @@ class Sampled:
         embedding: the input embedding if it shares its weight with the output layer, else None.
         plain: the forward pass before.
         had_own_forward: whether that was one of this model alone, not of its class.
+        sampling: the forward pass now, a function of the model and the arguments.
     """
 
     head: ClassHead
@@ -38,6 +39,7 @@ class Sampled:
     embedding: nn.Embedding | None
     plain: Callable[..., Any]
     had_own_forward: bool
+    sampling: Callable[..., Any]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Sampled":
         return Sampled(*(copy.deepcopy(getattr(self, field.name), memo) for field in fields(self)))
@@ -78,8 +80,9 @@ def sampled_of(model: nn.Module) -> Sampled:
 def install(model: Any, head: ClassHead, layer: nn.Module, embedding: nn.Embedding | None, *, shifts: bool) -> None:
     """Replace the forward pass of a model by one that computes the head's loss in training."""
     plain: Callable[..., Any] = model.forward
-    setattr(model, ATTRIBUTE, Sampled(head, layer, shifts, embedding, plain, "forward" in model.__dict__))
-    model.forward = MethodType(_sampling(plain), model)
+    sampled = Sampled(head, layer, shifts, embedding, plain, "forward" in model.__dict__, _sampling(plain))
+    setattr(model, ATTRIBUTE, sampled)
+    model.forward = MethodType(sampled.sampling, model)
     # `optim.for_model`, `parallel.prepare` and the checks under DistributedDataParallel find rows by these names.
     model.class_vectors, model.sparse_parameters = head.class_vectors, head.sparse_parameters
 
@@ -91,7 +94,7 @@ def uninstall(model: Any) -> Sampled:
         ValueError: nothing was installed, or the forward pass was replaced since then.
     """
     sampled = sampled_of(model)
-    if not hasattr(model.forward, "is_sampling"):
+    if getattr(model.forward, "__func__", None) is not sampled.sampling:
         raise ValueError("`model` must have the forward pass that `apply` gave it, got another one")
     if sampled.had_own_forward:
         model.forward = sampled.plain
@@ -119,8 +122,7 @@ def _sampling(plain: Callable[..., Any]) -> Callable[..., Any]:
 
     # Trainer reads from it whether a model takes `num_items_in_batch`. Not by `__wrapped__`, which accelerate follows.
     own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
-    described = signature.replace(parameters=[own, *signature.parameters.values()])
-    vars(forward).update(__signature__=described, is_sampling=True)
+    vars(forward)["__signature__"] = signature.replace(parameters=[own, *signature.parameters.values()])
     return forward
 
 
