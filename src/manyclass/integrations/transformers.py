@@ -11,6 +11,7 @@
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel, TrainerCallback
 
@@ -144,6 +145,9 @@ class SamplerCheckpoint(TrainerCallback):  # type: ignore[misc]
     Without it, a resumed training starts with a new sampler: it is correct, but does not know what the one before has
     learned. With it, a training on the CPU continues bit for bit.
 
+    On several processes it also adds the rank to the seed when a training begins, so that each draws other classes:
+    Trainer seeds all of them alike.
+
     Args:
         folder: the checkpoint to resume from. Default: the one in `output_dir` after as many steps.
 
@@ -162,7 +166,7 @@ class SamplerCheckpoint(TrainerCallback):  # type: ignore[misc]
             storage.save(_file(args.output_dir, state), content, content_type=CONTENT_TYPE)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, *, model: nn.Module, **others: Any) -> None:
-        """Load the state of the sampler if the training is resumed.
+        """Load the state of the sampler if the training is resumed, or else seed this process.
 
         Raises:
             UserError: the checkpoint has no such state.
@@ -174,6 +178,8 @@ class SamplerCheckpoint(TrainerCallback):  # type: ignore[misc]
             raise ValueError(f"`n_gpu` must be 1, got {args.n_gpu}: start a process for each GPU with torchrun")
         head = _head_in(model)
         if state.global_step == 0:
+            if args.world_size > 1:
+                torch.manual_seed(args.seed + args.process_index)
             return
         path = _file(args.output_dir, state) if self.folder is None else Path(self.folder) / SAMPLER_FILE
         content = storage.load(path, content_type=CONTENT_TYPE)
