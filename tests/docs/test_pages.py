@@ -7,7 +7,7 @@ import re
 import pytest
 
 import manyclass
-from tests.docs.markdown import INCLUDED, PAGES, ROOT, anchors, inline_code, links, name
+from tests.docs.markdown import INCLUDED, PAGES, ROOT, anchors, fences, inline_code, links, name
 
 DOCS = ROOT / "docs"
 # Rooms whose public names are for users; those of other rooms are used by these.
@@ -41,9 +41,18 @@ def test_links_lead_to_files_and_headings(path):
         target = path if not file else path.parent / file
         assert target.exists(), f"{name(path)}: {link}"
         if anchor and target.suffix == ".md":
-            included = re.search(r"```\{include\} (\S+)", target.read_text())
-            known = anchors((target.parent / included[1]).resolve() if included else target)
+            included = [fence.language.split()[1] for fence in fences(target) if fence.language.startswith("{include}")]
+            known = anchors(target).union(*(anchors((target.parent / file).resolve()) for file in included))
             assert anchor in known, f"{name(path)}: {link}"
+
+
+@pytest.mark.parametrize("path", PAGES, ids=name)
+def test_parts_of_files_that_a_page_includes_exist(path):
+    for fence in fences(path):
+        if fence.language.startswith("{include}"):
+            text = (path.parent / fence.language.split()[1]).read_text()
+            for mark in re.findall(r"^:(?:start-after|end-before): (.*)$", fence.text, re.MULTILINE):
+                assert text.count(mark) == 1, f"{name(path)}: {mark}"
 
 
 def test_every_page_is_in_a_table_of_contents():
