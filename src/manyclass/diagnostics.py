@@ -136,9 +136,10 @@ def diagnose(
         ids = candidates.ids()
         classes = torch.cat([batch.target[held], ids[present]]).unique()
         # Zeros stand for the targets that another process holds.
-        at_target = torch.searchsorted(classes, batch.target.contiguous()).clamp_(max=max(len(classes) - 1, 0)).unsqueeze(1)
+        last = max(len(classes) - 1, 0)
+        at_target = torch.searchsorted(classes, batch.target.contiguous()).clamp_(max=last).unsqueeze(1)
         # An empty slot may hold a class that is not among these; its γ is 0, so it may be added to any of them.
-        place = torch.searchsorted(classes, ids.contiguous()).clamp_(max=max(len(classes) - 1, 0))
+        place = torch.searchsorted(classes, ids.contiguous()).clamp_(max=last)
         approximate = torch.zeros(len(ids), max(len(classes), 1), dtype=gamma_slots.dtype, device=ids.device)
         approximate.scatter_add_(1, place, gamma_slots)
         approximate.scatter_add_(1, at_target, gamma_target.masked_fill(~held, 0.0).unsqueeze(1))

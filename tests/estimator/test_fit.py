@@ -257,7 +257,9 @@ def test_labels_of_mixed_types_are_refused(y):
     "y", [csr_array(np.eye(3)), np.eye(3), [[0, 1], [2], [1]]], ids=["sparse matrix", "matrix", "lists"]
 )
 def test_several_labels_of_a_row_are_refused_with_the_way_to_give_them(y):
-    with pytest.raises(ValueError, match=r"`y` must be a 1d array with one label for each row, got shape .3, .*nonzero"):
+    with pytest.raises(
+        ValueError, match=r"`y` must be a 1d array with one label for each row, got shape .3, .*nonzero"
+    ):
         ManyClassClassifier().fit(np.ones((3, 2)), y)
 
 
