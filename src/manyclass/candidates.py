@@ -5,7 +5,7 @@ A sampler makes Candidates, a head scores them, an objective turns them into a l
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 import torch.nn.functional as F
@@ -37,7 +37,7 @@ class Block:
     ids: Tensor
     log_kappa: Tensor
     order: Tensor | None = None
-    has_targets: bool = False
+    has_targets: bool = field(default=False, kw_only=True)
 
     def group(self, x: Tensor) -> Tensor:
         """Arrange [B, ...] in batch order as [G, ceil(B / G), ...]."""

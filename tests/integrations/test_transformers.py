@@ -402,6 +402,16 @@ def test_one_optimiser_is_made_of_the_rows_and_the_rest():
         assert {id(p) for group in rows.param_groups for p in group["params"]} == expected
 
 
+@pytest.mark.parametrize("sparse", [False, True])
+def test_the_rows_are_found_after_parameters_were_replaced(make, sparse):
+    model = make()
+    apply(model, counts=COUNTS, k=16, sparse=sparse)
+    model.load_state_dict({name: value.clone() for name, value in model.state_dict().items()}, assign=True)
+    rows, _ = for_model(model).optimizers
+    found = {id(p) for group in rows.param_groups for p in group["params"]}
+    assert id(model.get_output_embeddings().weight) in found
+
+
 def test_one_graph_holds_a_whole_step():
     torch.manual_seed(0)
     model = gpt2().train()
@@ -523,6 +533,24 @@ class Twice(GPT2LMHeadModel):
         return super().forward(input_ids, **options)
 
 
+class LowRank(nn.Linear):
+    """An output layer with an adapter that starts at zero."""
+
+    def __init__(self, dim, classes):
+        super().__init__(dim, classes, bias=False)
+        self.into, self.out = nn.Parameter(torch.randn(2, dim)), nn.Parameter(torch.zeros(classes, 2))
+
+    def forward(self, hidden):
+        return super().forward(hidden) + hidden @ self.into.T @ self.out.T
+
+
+class Dropped(nn.Linear):
+    """An output layer that drops some of its input in training."""
+
+    def forward(self, hidden):
+        return super().forward(F.dropout(hidden, 0.5, self.training))
+
+
 def with_layer(layer):
     model = llama()
     model.lm_head = layer
@@ -554,6 +582,8 @@ def with_routers():
         (with_routers, ValueError, "must have the cross entropy of its logits as its loss"),
         (lambda: Twice(gpt2().config), ValueError, "calls its output layer once .* got 2 calls"),
         (lambda: with_layer(Biased(16, CLASSES)), ValueError, "must have a linear output layer, got Biased"),
+        (lambda: with_layer(LowRank(16, CLASSES)), ValueError, "with a LowRank that has others"),
+        (lambda: with_layer(Dropped(16, CLASSES, bias=False)).eval(), ValueError, "linear output layer, got Dropped"),
         (lambda: with_layer(nn.Identity()), ValueError, r"with a weight \[C, D\] of floats, got .* with a Identity"),
     ],
 )

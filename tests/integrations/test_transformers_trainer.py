@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from transformers import GPT2LMHeadModel, Trainer, TrainingArguments
 
 from manyclass.errors import UserError
-from manyclass.integrations.transformers import SAMPLER_FILE, SamplerCheckpoint, apply, remove
+from manyclass.integrations.transformers import SAMPLER_FILE, SamplerCheckpoint, _seed, apply, remove
 from manyclass.optim import Chained, for_model
 from manyclass.samplers import Exhaustive
 from tests.integrations.test_transformers import CLASSES, COUNTS, assert_close, bert, gpt2, llama
@@ -167,6 +167,27 @@ def test_a_missing_or_a_wrong_state_of_the_sampler_is_an_error(tmp_path):
     apply(model, sampler=Exhaustive(CLASSES))
     with pytest.raises(RuntimeError, match="Unexpected key"):
         resume(2, SamplerCheckpoint())
+
+
+def test_the_state_of_another_training_is_an_error(tmp_path):
+    torch.manual_seed(0)
+    for name in ("a", "b"):
+        model = gpt2()
+        apply(model, counts=COUNTS, k=16)
+        trainer_of(model, tmp_path / name, save_strategy="steps", save_steps=2, callbacks=[SamplerCheckpoint()]).train()
+    other = trainer_of(model, tmp_path / "b", callbacks=[SamplerCheckpoint()])
+    with pytest.raises(ValueError, match=r"`folder` must be the checkpoint that the training resumes from, got .*b"):
+        other.train(resume_from_checkpoint=str(tmp_path / "a" / "checkpoint-2"))
+
+
+def test_processes_draw_differently_but_keep_the_initial_seed_that_orders_the_data():
+    drawn = []
+    for rank in range(2):
+        torch.manual_seed(5)
+        _seed(42, rank)
+        assert torch.initial_seed() == 5
+        drawn.append(torch.rand(4))
+    assert not torch.equal(*drawn)
 
 
 def test_the_callback_needs_a_sampled_model_and_a_process_for_each_gpu(tmp_path):

@@ -60,6 +60,21 @@ def test_the_loss_of_a_batch_of_one_is_zero():
     assert head(torch.randn(1, 4), torch.tensor([2])).item() == pytest.approx(0, abs=1e-6)
 
 
+@pytest.mark.parametrize("k", [0, 5])
+def test_ignored_examples_are_no_candidates_where_values_are_not_read(monkeypatch, k):
+    torch.manual_seed(0)
+    head = ClassHead(4, 20, sampler=InBatch(torch.arange(1.0, 21.0), k=k))
+    hidden, target = torch.randn(8, 4), torch.tensor([3, 10, 10] + [-100] * 5)
+    losses = []
+    for reads in (True, False):
+        monkeypatch.setattr("manyclass._check.reads_values", lambda _, reads=reads: reads)
+        generator = torch.Generator().manual_seed(0)
+        losses.append(head(hidden, target, generator=generator))
+    torch.testing.assert_close(*losses)
+    torch.testing.assert_close(losses[0], head(hidden[:3], target[:3], generator=torch.Generator().manual_seed(0)))
+    assert head(hidden, torch.full((8,), -100)) == 0
+
+
 def test_refresh_and_resize_follow_the_counts():
     counts = ClassCounts(torch.ones(C))
     sampler = InBatch(counts, 2)

@@ -78,8 +78,8 @@ def draw_candidates(
     """
     exclude = examples.exclude
     if not objective.keeps_hits:
-        target = examples.target.unsqueeze(1)
-        exclude = target if exclude is None else torch.cat([target, exclude], 1)
+        own = examples.target.unsqueeze(1)
+        exclude = own if exclude is None else torch.cat([own, exclude], 1)
     elif exclude is None:
         exclude = examples.target.new_empty(len(examples.target), 0)
     if not attached and not is_transformed():
@@ -88,7 +88,10 @@ def draw_candidates(
     if sampler.device not in (None, examples.target.device):
         raise ValueError(f"`sampler` must be on {examples.target.device}, got {sampler.device}")
     hidden = examples.hidden.detach()
-    found = draw_including(sampler, examples.target, examples.include, exclude, hidden=hidden, generator=generator)
+    target = examples.target
+    if examples.valid is not None and getattr(sampler, "draws_targets", False):
+        target = target.masked_fill(~examples.valid, -1)
+    found = draw_including(sampler, target, examples.include, exclude, hidden=hidden, generator=generator)
     return found if head.shard is None else found.part_of(head.shard)
 
 

@@ -80,6 +80,12 @@ def output_layer(model: Any) -> nn.Module:
             f"{type(model).__name__} with a {type(layer).__name__}"
         )
     _check.values("model", weight)
+    tables = tables_of(layer)
+    if any(all(parameter is not table for table in tables) for parameter in layer.parameters()):
+        raise ValueError(
+            "`model` must have an output layer with no parameters but a weight and a bias, got a "
+            f"{type(model).__name__} with a {type(layer).__name__} that has others"
+        )
     return layer
 
 
@@ -108,7 +114,7 @@ def shifts_labels(model: Any, layer: nn.Module) -> bool:
     planted = torch.zeros(1, TOKENS, num_classes, dtype=weight.dtype, device=weight.device)
     planted.scatter_(2, ids.unsqueeze(2), PLANTED)
     hidden = torch.linspace(-1, 1, dim, device=weight.device).to(weight.dtype)
-    with torch.no_grad():
+    with _training_mode(model), torch.no_grad():
         expected = F.linear(hidden, weight, bias)
         if not torch.allclose(layer(hidden), expected, rtol=SCORE_TOLERANCE, atol=SCORE_TOLERANCE):
             raise ValueError(f"`model` must have a linear output layer, got {type(layer).__name__} with other scores")

@@ -2,7 +2,7 @@
 
 import copy
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from types import MethodType
 from typing import Any
@@ -84,7 +84,21 @@ def install(model: Any, head: ClassHead, layer: nn.Module, embedding: nn.Embeddi
     setattr(model, ATTRIBUTE, sampled)
     model.forward = MethodType(sampled.sampling, model)
     # `optim.for_model`, `parallel.prepare` and the checks under DistributedDataParallel find rows by these names.
-    model.class_vectors, model.sparse_parameters = head.class_vectors, head.sparse_parameters
+    model.class_vectors, model.sparse_parameters = _ClassVectors(model), MethodType(_sparse_parameters, model)
+
+
+class _ClassVectors:
+    """The present weight and bias of a model's output layer."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+
+    def __iter__(self) -> Iterator[Tensor | None]:
+        return iter(sampled_of(self.model).current_head(self.model).class_vectors)
+
+
+def _sparse_parameters(model: nn.Module) -> list[nn.Parameter]:
+    return sampled_of(model).current_head(model).sparse_parameters()
 
 
 def uninstall(model: Any) -> Sampled:
@@ -116,7 +130,9 @@ def _sampling(plain: Callable[..., Any]) -> Callable[..., Any]:
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         sampled = sampled_of(self)
         named = {**dict(zip(names, args, strict=False)), **kwargs}
-        if named.get("labels") is None or not self.training or not torch.is_grad_enabled():
+        is_plain = named.get("labels") is None or not self.training or not torch.is_grad_enabled()
+        # An argument that is given twice is an error of the plain forward pass.
+        if is_plain or any(name in kwargs for name in names[: len(args)]):
             return sampled.plain(*args, **kwargs)
         return _training_output(self, sampled, args[len(names) :], named)
 

@@ -8,10 +8,12 @@
 `generate`, the model is as before. What is saved is the model alone: `from_pretrained` returns a plain one.
 """
 
+import math
 from pathlib import Path
 from typing import Any
 
 import torch
+from numpy.random import SeedSequence
 from torch import Tensor, nn
 from transformers import PreTrainedModel, TrainerCallback
 
@@ -24,6 +26,7 @@ from manyclass.objectives import Objective
 from manyclass.samplers import Sampler
 
 SAMPLER_FILE, CONTENT_TYPE = "sampler.safetensors", "sampler"
+NORM_TOLERANCE = 1e-9  # of a sum in another order
 
 
 def apply(
@@ -162,7 +165,12 @@ class SamplerCheckpoint(TrainerCallback):  # type: ignore[misc]
         """Save the state of the sampler."""
         if args.should_save:
             head = _head_in(model)
-            content = {"step": state.global_step, "sampler": _state(head), "probe": head.own_probe.state()}
+            content = {
+                "step": state.global_step,
+                "norm": _norm(head),
+                "sampler": _state(head),
+                "probe": head.own_probe.state(),
+            }
             storage.save(_file(args.output_dir, state), content, content_type=CONTENT_TYPE)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, *, model: nn.Module, **others: Any) -> None:
@@ -170,8 +178,8 @@ class SamplerCheckpoint(TrainerCallback):  # type: ignore[misc]
 
         Raises:
             UserError: the checkpoint has no such state.
-            ValueError: the state is that of another step, or Trainer uses DataParallel, whose copies of a model share
-                one head.
+            ValueError: the state is that of another step or of another training, or Trainer uses DataParallel, whose
+                copies of a model share one head.
             RuntimeError: the state is that of another sampler.
         """
         if args.n_gpu > 1:
@@ -179,12 +187,19 @@ class SamplerCheckpoint(TrainerCallback):  # type: ignore[misc]
         head = _head_in(model)
         if state.global_step == 0:
             if args.world_size > 1:
-                torch.manual_seed(args.seed + args.process_index)
+                _seed(args.seed, args.process_index)
             return
         path = _file(args.output_dir, state) if self.folder is None else Path(self.folder) / SAMPLER_FILE
         content = storage.load(path, content_type=CONTENT_TYPE)
         if content["step"] != state.global_step:
             raise ValueError(f"`folder` must be a checkpoint of step {state.global_step}, got one of {content['step']}")
+        # With these, weights are loaded later.
+        are_loaded = not args.fsdp and not args.deepspeed
+        if are_loaded and not math.isclose(content["norm"], norm := _norm(head), rel_tol=NORM_TOLERANCE):
+            raise ValueError(
+                f"`folder` must be the checkpoint that the training resumes from, got {path}, whose class vectors have "
+                f"a squared norm of {content['norm']:.10g}, while those of the model have {norm:.10g}"
+            )
         if isinstance(head.sampler, nn.Module):
             head.sampler.load_state_dict(content["sampler"])
         head.own_probe.load_state(content["probe"])
@@ -199,6 +214,22 @@ def _head_in(model: nn.Module) -> ClassHead:
     """Return the head of a model, or of one that it wraps."""
     found = next((part for part in model.modules() if ATTRIBUTE in part.__dict__), model)
     return sampled_of(found).head
+
+
+def _norm(head: ClassHead) -> float:
+    """Return the squared norm of the class vectors."""
+    return float(head.weight.detach().double().square().sum())
+
+
+def _seed(seed: int, rank: int) -> None:
+    """Seed this process differently from the others."""
+    seed = int(SeedSequence([seed, rank]).generate_state(1, "uint64")[0])
+    rng_state = torch.Generator().manual_seed(seed).get_state()
+    # The first 8 bytes are the initial seed, from which accelerate takes an order of the data for all processes.
+    rng_state[:8] = torch.get_rng_state()[:8]
+    torch.set_rng_state(rng_state)
+    if torch.cuda.is_available():
+        torch.cuda.manual_seed(seed)
 
 
 def _state(head: ClassHead) -> dict[str, Tensor]:

@@ -1,8 +1,10 @@
 """The targets of a batch as each other's candidates."""
 
+import math
 from collections.abc import Mapping
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from manyclass import _check
@@ -44,6 +46,7 @@ class InBatch(nn.Module):
     unbiased = False
     renormalises = False
     learns = False
+    draws_targets = True
     attach, advance, observe = no_vectors, no_schedule, no_learning
     saved = ("frequency", "proposal")
     _apply, _save_to_state_dict, _load_from_state_dict = move_state, save_state, load_state
@@ -89,19 +92,23 @@ class InBatch(nn.Module):
     def draw(
         self, target: Tensor, exclude: Tensor, *, hidden: Tensor | None, generator: torch.Generator | None
     ) -> Candidates:
-        """Draw for checked arguments."""
+        """Draw for checked arguments. A target of -1 is that of an ignored example: its slot is empty."""
         self.source.check_every_class_drawn()
+        present = target >= 0
+        target = torch.where(present, target, target.amax().clamp(min=0))
         ids = target
         if self.k:
             uniform = torch.rand(self.k, dtype=torch.float64, device=target.device, generator=generator)
             ids = torch.cat([target, self._proposal.locate(uniform * self._proposal.total)[0]])
-        batch = len(target)
-        block = Block(ids.unsqueeze(0), self._log_kappa(ids, batch).unsqueeze(0), has_targets=True)
-        return Candidates((block,), exclude, lambda: self._log_kappa(target, batch), self.num_classes)
-
-    def _log_kappa(self, ids: Tensor, batch: int) -> Tensor:
         # In a batch of one the only slot is excluded, so any finite κ will do.
-        expected = self._frequency.mass(ids) * (max(batch - 1, 1) / self._frequency.total)
+        others = (present.sum() - 1).clamp(min=1).double()
+        log_kappa = self._log_kappa(ids, others).masked_fill(F.pad(~present, (0, self.k)), -math.inf)
+        block = Block(ids.unsqueeze(0), log_kappa.unsqueeze(0), has_targets=True)
+        return Candidates((block,), exclude, lambda: self._log_kappa(target, others), self.num_classes)
+
+    def _log_kappa(self, ids: Tensor, others: Tensor) -> Tensor:
+        """Return log κ of classes in a batch with this number of other targets."""
+        expected = self._frequency.mass(ids) * (others / self._frequency.total)
         if self.k:
             expected += self._proposal.mass(ids) * (self.k / self._proposal.total)
         return -expected.log()
