@@ -5,7 +5,8 @@ READY := $(VENV)/.ready
 INTEGRATIONS := $(VENV)/.ready-integrations
 BENCH := $(VENV)/.ready-bench
 DOCS := $(VENV)/.ready-docs
-PIP := $(PYTHON) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+# Bytecode of all the files of large libraries would take longer than that of the few that are imported.
+PIP := $(PYTHON) -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt
 
 .PHONY: setup test types check demo paper study bench quality soak package docs clean
 
