@@ -20,7 +20,7 @@ def implementation(impl: str) -> contextlib.AbstractContextManager[None]:
 
     For the draw and the targets, which have no such option.
     """
-    # Compiled graphs hold torch's operators alone.
+    # In compiled graphs, draws and targets are torch's operators alone.
     return contextlib.nullcontext() if torch.compiler.is_compiling() else _chosen(impl)
 
 
